@@ -1,0 +1,78 @@
+# flwr-decentral: everything runs from the repository's own .venv, which `make install` builds.
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STRATEGIES := $(patsubst %/pyproject.toml,%,$(wildcard strategies/*/pyproject.toml))
+BENCHES := $(wildcard tests/bench/bench_*.py)
+# More arguments for pytest, for example: make test ARGS="-x -k layout"
+ARGS ?=
+
+# One thread per process: what is timed and what is compared must not depend on the machine's cores.
+export OMP_NUM_THREADS := 1
+# Flower and Ray stay on this machine, and install nothing while a run goes on.
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help install demo test test-unit test-flower lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+
+install: $(STAMP) ## build .venv with the plugin, the algorithms and all tools (about 4 minutes, once)
+	@:
+
+$(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "$(PYTHON) not found: install Python 3.11 or newer, or name one with PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed, but $(PYTHON) is" \
+	    "$$("$(PYTHON)" -V 2>/dev/null || echo unusable): name another one with PYTHON=..." >&2; exit 1; }
+	@echo "installing into $(VENV): about 4 minutes the first time"
+	@"$(PYTHON)" -m venv "$(VENV)"
+	@"$(BIN)/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(VENV) holds an older Python: remove it and run make install again" >&2; exit 1; }
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check \
+	  -e '.[simulation,dev]' $(STRATEGIES:%=-e %) torch flwr-datasets scikit-learn
+	@touch $@
+
+demo: $(STAMP) ## run the digits app with several algorithms and compare them
+	@"$(BIN)/python" tools/demo.py
+
+test: test-unit test-flower ## run all tests, the engine's too
+
+test-unit: $(STAMP) ## run the tests that need no engine: the same as plain `pytest`
+	@"$(BIN)/python" -m pytest -q $(ARGS)
+
+# Flower keeps its settings, logs and database in FLWR_HOME: the user's own are left alone.
+test-flower: export FLWR_HOME := $(CURDIR)/.cache/flwr
+test-flower: $(STAMP) ## run the tests on Flower's Simulation Engine
+	@"$(BIN)/python" -m pytest -q -m flower $(ARGS); rc=$$?; \
+	if [ $$rc -eq 5 ]; then echo "no test is marked flower"; exit 0; fi; exit $$rc
+
+lint: $(STAMP) ## check format, style, types and floors
+	@rc=0; \
+	"$(BIN)/ruff" format --check --quiet . || { rc=1; echo "to repair: $(BIN)/ruff format ." >&2; }; \
+	"$(BIN)/ruff" check --quiet . || rc=1; \
+	"$(BIN)/mypy" || rc=1; \
+	"$(BIN)/lint-imports" --no-logo --cache-dir .cache/import-linter || rc=1; \
+	exit $$rc
+
+bench: $(STAMP) ## measure speed: every tests/bench/bench_*.py
+	@[ -n "$(BENCHES)" ] || echo "no benchmarks yet: tests/bench/bench_*.py matches nothing"
+	@for script in $(BENCHES); do \
+	  echo "== $$script"; "$(BIN)/python" "$$script" || exit 1; done
+
+clean: ## remove caches and builds; .venv and results stay
+	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \
+	  build dist strategies/*/build strategies/*/dist
+	@find flwr_decentral strategies tests apps tools -name __pycache__ -prune -exec rm -rf {} + \
+	  2>/dev/null || true

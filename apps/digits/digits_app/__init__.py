@@ -1,0 +1,1 @@
+"""digits: a Flower app that learns handwritten digits without a server."""

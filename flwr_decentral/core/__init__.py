@@ -1,0 +1,88 @@
+"""What an algorithm is: machines, events, commands, and the vocabulary they need.
+
+Nothing here does I/O, reads a clock or draws from a global generator. See
+:mod:`flwr_decentral.core.algorithm` for the contract and a complete example.
+"""
+
+from . import mixing, topology
+from .algorithm import Algorithm, Capabilities, Machine, Site
+from .clock import MILLISECOND, SECOND, from_seconds, to_seconds
+from .commands import Command, DropQueued, Halt, Report, Send, SetTimer, Train
+from .errors import (
+    AlgorithmError,
+    ConfigurationError,
+    DecentralError,
+    PeerError,
+    RuntimeFault,
+    suggest,
+)
+from .events import (
+    Event,
+    LinkIdle,
+    PeerDown,
+    PeerUp,
+    Received,
+    Started,
+    Stopped,
+    TimerFired,
+    TrainDone,
+    TrainFailed,
+)
+from .fragments import Layerwise, Partition, Rotation, default_granularity
+from .layout import Layout
+from .mailbox import Letter, Mailbox
+from .message import HEADER_BYTES, Message, Vector
+from .mixing import metropolis_hastings, metropolis_weight, second_eigenvalue, spectral_gap
+from .seeds import NodeSeeds, Seeds
+
+__all__ = [
+    "HEADER_BYTES",
+    "MILLISECOND",
+    "SECOND",
+    "Algorithm",
+    "AlgorithmError",
+    "Capabilities",
+    "Command",
+    "ConfigurationError",
+    "DecentralError",
+    "DropQueued",
+    "Event",
+    "Halt",
+    "Layerwise",
+    "Layout",
+    "Letter",
+    "LinkIdle",
+    "Machine",
+    "Mailbox",
+    "Message",
+    "NodeSeeds",
+    "Partition",
+    "PeerDown",
+    "PeerError",
+    "PeerUp",
+    "Received",
+    "Report",
+    "Rotation",
+    "RuntimeFault",
+    "Seeds",
+    "Send",
+    "SetTimer",
+    "Site",
+    "Started",
+    "Stopped",
+    "TimerFired",
+    "Train",
+    "TrainDone",
+    "TrainFailed",
+    "Vector",
+    "default_granularity",
+    "from_seconds",
+    "metropolis_hastings",
+    "metropolis_weight",
+    "mixing",
+    "second_eigenvalue",
+    "spectral_gap",
+    "suggest",
+    "to_seconds",
+    "topology",
+]

@@ -1,0 +1,178 @@
+"""The local socket between the engine and the processes that train for it.
+
+Both ends are processes of one user on one host, so this is not the peer channel: there is nothing
+to encrypt. A frame is a JSON header and any number of byte strings, length-prefixed. On Linux the
+socket lives in the abstract namespace, where it leaves no file behind; elsewhere it is a file in a
+private folder that is removed in the end. The user of the other end is checked where the kernel
+tells, and each connection opens with the run's token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from flwr_decentral.core import RuntimeFault
+
+_PREFIX: Final = struct.Struct("<II")
+_MOST_HEADER: Final = 1 << 24
+
+
+class Frame(NamedTuple):
+    """A header and its byte strings."""
+
+    header: dict[str, Any]
+    blobs: tuple[bytes, ...]
+
+
+def encode_frame(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
+    """Write a frame."""
+    head = json.dumps({**header, "lengths": [len(blob) for blob in blobs]}).encode()
+    return b"".join((_PREFIX.pack(len(head), len(blobs)), head, *blobs))
+
+
+class FrameBuffer:
+    """Cut a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Add what has arrived, and take out the frames that are complete."""
+        self._data += data
+        frames = []
+        while (frame := self._take()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _take(self) -> Frame | None:
+        data = self._data
+        if len(data) < _PREFIX.size:
+            return None
+        length, count = _PREFIX.unpack_from(data)
+        if length > _MOST_HEADER:
+            raise RuntimeFault(f"a frame on the local socket claims a header of {length} bytes")
+        start = _PREFIX.size + length
+        if len(data) < start:
+            return None
+        header = json.loads(data[_PREFIX.size : start])
+        lengths = header.pop("lengths")
+        end = start + sum(lengths)
+        if len(lengths) != count or len(data) < end:
+            return None
+        blobs = []
+        for size in lengths:
+            blobs.append(bytes(data[start : start + size]))
+            start += size
+        del data[:end]
+        return Frame(header, tuple(blobs))
+
+
+class Connection:
+    """The trainer's end: one frame at a time, each with a deadline.
+
+    Parameters
+    ----------
+    address : str
+        Where the engine listens, from :attr:`Listener.address`.
+    token : str
+        The run's token.
+    patience : float
+        Seconds to wait for anything.
+    """
+
+    def __init__(self, address: str, token: str, patience: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(patience)
+        self._buffer = FrameBuffer()
+        self._frames: list[Frame] = []
+        try:
+            self._socket.connect(_native(address))
+            self.send({"token": token, "pid": os.getpid()})
+        except OSError:
+            self._socket.close()
+            raise
+
+    def send(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send a frame."""
+        self._socket.sendall(encode_frame(header, blobs))
+
+    def receive(self) -> Frame | None:
+        """Wait for a frame; None if the engine has closed the connection.
+
+        Raises
+        ------
+        TimeoutError
+            If nothing came within the patience.
+        """
+        while not self._frames:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                return None
+            self._frames = self._buffer.feed(data)
+        return self._frames.pop(0)
+
+    def close(self) -> None:
+        """Close."""
+        self._socket.close()
+
+
+class Listener:
+    """The engine's end: a listening socket that is gone when it is closed.
+
+    Attributes
+    ----------
+    address : str
+        Where to connect; a leading ``@`` marks the abstract namespace.
+    token : str
+        What each connection has to open with.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self._folder: Path | None = None
+        name = f"flwr-decentral-{os.getpid()}-{secrets.token_hex(4)}"
+        if sys.platform == "linux":
+            self.address = f"@{name}"
+        else:  # pragma: no cover - not on Linux
+            self._folder = Path(tempfile.mkdtemp(prefix="flwr-decentral-"))
+            self.address = str(self._folder / "s")
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(_native(self.address))
+        self.socket.listen(128)
+        self.socket.setblocking(False)
+
+    def accept(self) -> socket.socket | None:
+        """Accept a connection of the same user; others are closed."""
+        try:
+            connection, _ = self.socket.accept()
+        except BlockingIOError:
+            return None
+        if hasattr(socket, "SO_PEERCRED"):
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            _, user, _ = struct.unpack("3i", raw)
+            if user != os.getuid():
+                connection.close()
+                return None
+        return connection
+
+    def close(self) -> None:
+        """Close, and leave nothing behind."""
+        self.socket.close()
+        if self._folder is not None:  # pragma: no cover - not on Linux
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._folder)
+
+
+def _native(address: str) -> str:
+    return f"\0{address[1:]}" if address.startswith("@") else address

@@ -1,0 +1,269 @@
+"""Getting the training done by a few long Flower messages, each of which serves many tasks.
+
+Flower spends several milliseconds on a message, scans every stored message for every node ten times
+a second, and runs as many messages at once as it has actors. So the packed dispatcher sends a
+handful of ``train`` messages that stay: in each, the mod connects to the engine's local socket and
+trains one node after another. Such a message is a *host*. Which host trains which task makes no
+difference to the result.
+
+The hosts hold Flower's actors, so they leave before an evaluation and come back after it. A host
+that dies takes its tasks with it; their inputs are untouched, and they run again on another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from logging import WARNING
+from typing import Any, Final
+
+from flwr.app import MessageType
+from flwr.common.logger import log
+
+from flwr_decentral.core import RuntimeFault, Vector, to_seconds
+from flwr_decentral.sim.trainer import Outcome, Task
+
+from .dispatch import Dispatcher
+from .frames import Frame, FrameBuffer, Listener, encode_frame
+from .records import decode
+
+_MOST_HOSTS: Final = 32
+"""Flower never runs more messages at once."""
+_WINDOW: Final = 2
+"""Tasks that a host has at once: the one that it trains and one to go on with."""
+_LOOK_AFTER: Final = 1.0
+_NO_HOST: Final = 120.0
+"""Seconds that tasks may wait with no host to train them."""
+_TTL: Final = 30 * 24 * 3600.0
+
+
+@dataclass
+class _Host:
+    """A client process that serves tasks."""
+
+    connection: socket.socket
+    buffer: FrameBuffer = field(default_factory=FrameBuffer)
+    tasks: dict[int, Task] = field(default_factory=dict)
+    serves: bool = False
+
+
+class PackedDispatcher(Dispatcher):
+    """Let a few long ``train`` messages serve all tasks."""
+
+    name = "packed"
+
+    def __init__(self, listener: Listener, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener.socket, selectors.EVENT_READ)
+        self._hosts: dict[socket.socket, _Host] = {}
+        self._messages: dict[str, int] = {}
+        self._most = min(len(self.roster.node_ids), _MOST_HOSTS)
+        self._seen = 0
+        self._open = False
+        self._ready: list[tuple[int, int, Task]] = []
+        self._running: dict[int, Task] = {}
+        self._ended: dict[int, Outcome] = {}
+        self._state: dict[int, bytes] = {}
+        self._looked = self._last_host = time.monotonic()
+
+    # ------------------------------------------------------------------------------ tasks
+
+    def dispatch(self, task: Task, model: Vector) -> None:
+        """Start a task; ``model`` is copied."""
+        self.arena.input(task.node)[:] = model
+        self._running[task.node] = task
+        heapq.heappush(self._ready, (task.due, task.node, task))
+        if not self._open:
+            self._invite()
+        self._attend(0)
+
+    def wait(self, node: int) -> Outcome:
+        """Wait until the node's task has ended, and take its outcome."""
+        deadline = time.monotonic() + self.patience
+        while node not in self._ended:
+            if not self._open:
+                self._invite()
+            self._attend(_LOOK_AFTER)
+            self._look_after_hosts()
+            if node not in self._ended and time.monotonic() > deadline:
+                raise RuntimeFault(
+                    f"training node {node}, round {self._running[node].round}, has taken more than "
+                    f"{self.patience:.0f} s; allow more with timeout"
+                )
+        return self._commit(node, self._ended.pop(node))
+
+    def settle(self) -> None:
+        """Wait until every task has ended, and let the hosts return."""
+        deadline = time.monotonic() + self.patience
+        while self._running:
+            self._attend(_LOOK_AFTER)
+            self._look_after_hosts()
+            if time.monotonic() > deadline:
+                raise RuntimeFault(
+                    f"nodes {sorted(self._running)[:8]} have trained for more than "
+                    f"{self.patience:.0f} s; allow more with timeout"
+                )
+        self._dismiss()
+
+    def close(self) -> None:
+        """Close the sockets; hosts that still serve see that and return."""
+        for connection in list(self._hosts):
+            connection.close()
+        self._hosts.clear()
+        self._selector.close()
+        self._listener.close()
+
+    def _holds_state(self, node: int) -> bool:
+        return node in self._state
+
+    # ------------------------------------------------------------------------------ hosts
+
+    def _invite(self) -> None:
+        """Send as many host messages as can be of use."""
+        self._open = True
+        self._last_host = time.monotonic()
+        for node in range(self._seen or self._most):
+            message = self._message(node, MessageType.TRAIN, self.train_config, "host", {})
+            message.metadata.ttl = _TTL
+            self._messages[self.meter.push(message)] = node
+
+    def _dismiss(self) -> None:
+        """Tell every host to leave, those included whose turn has yet to come."""
+        self._open = False
+        for host in self._hosts.values():
+            self._leave(host)
+        deadline = time.monotonic() + self.patience
+        while self._messages:
+            self._attend(0.005)
+            self._pull_hosts()
+            if time.monotonic() > deadline:
+                raise RuntimeFault(
+                    f"{len(self._messages)} client processes did not return when they were told to"
+                )
+
+    def _leave(self, host: _Host) -> None:
+        with contextlib.suppress(OSError):
+            host.connection.sendall(encode_frame({"do": "leave"}))
+
+    def _pull_hosts(self) -> None:
+        for reply in self.meter.pull(self._messages):
+            del self._messages[reply.metadata.reply_to_message_id]
+            if reply.has_error():
+                log(WARNING, "A client process ended with an error: %s", reply.error.reason)
+
+    def _look_after_hosts(self) -> None:
+        """Notice hosts that have gone, and say so if none is left."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_AFTER:
+            return
+        self._looked = now
+        self._pull_hosts()
+        if any(host.serves for host in self._hosts.values()):
+            self._last_host = now
+        elif self._running and now - self._last_host > _NO_HOST:
+            raise RuntimeFault(
+                f"no client process has been there to train for {_NO_HOST:.0f} s, with "
+                f"{len(self._running)} tasks waiting: they have all died, or none could start; see "
+                "the errors above"
+            )
+        elif self._running and self._open and not self._messages:
+            self._invite()
+
+    # ------------------------------------------------------------------------------ sockets
+
+    def _attend(self, seconds: float) -> None:
+        """Handle what arrives within some seconds, and keep the hosts busy."""
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener.socket:
+                self._accept()
+            else:
+                self._read(self._hosts[key.fileobj])  # type: ignore[index]
+        self._fill()
+
+    def _accept(self) -> None:
+        connection = self._listener.accept()
+        if connection is None:
+            return
+        connection.settimeout(self.patience)
+        self._hosts[connection] = _Host(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, host: _Host) -> None:
+        try:
+            data = host.connection.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self._forget(host)
+            return
+        for frame in host.buffer.feed(data):
+            self._handle(host, frame)
+
+    def _handle(self, host: _Host, frame: Frame) -> None:
+        header = frame.header
+        if "token" in header:
+            if header["token"] != self.job.token:
+                self._forget(host)
+        elif header.get("do") == "serve":
+            host.serves = True
+            self._seen = max(self._seen, sum(other.serves for other in self._hosts.values()))
+            if not self._open:
+                self._leave(host)
+        elif header.get("do") == "get-state":
+            state = self._state.get(header["node"], b"")
+            host.connection.sendall(encode_frame({"do": "state"}, [state]))
+        elif header.get("do") == "put-state":
+            self._state[header["node"]] = frame.blobs[0]
+            host.connection.sendall(encode_frame({"do": "done"}))
+        else:
+            self._finish(host, header["node"], *frame.blobs)
+
+    def _finish(self, host: _Host, node: int, state: bytes, records: bytes) -> None:
+        task = host.tasks.pop(node)
+        del self._running[node]
+        if state:
+            self._state[node] = state
+        else:
+            self._state.pop(node, None)
+        self._ended[node] = self._outcome(task, decode(records))
+
+    def _forget(self, host: _Host) -> None:
+        """Drop a connection. What its process was to train runs again elsewhere."""
+        self._selector.unregister(host.connection)
+        host.connection.close()
+        del self._hosts[host.connection]
+        for number, task in enumerate(host.tasks.values()):
+            if number == 0:  # the others it had not begun
+                self.lost.again(task, "its client process has ended")
+            heapq.heappush(self._ready, (task.due, task.node, task))
+
+    def _fill(self) -> None:
+        """Give ready tasks to the hosts with the fewest, the earliest due first."""
+        while self._ready:
+            host = min(self._serving(), key=lambda host: len(host.tasks), default=None)
+            if host is None or len(host.tasks) >= _WINDOW:
+                return
+            _, node, task = heapq.heappop(self._ready)
+            host.tasks[node] = task
+            header = {
+                "do": "train",
+                "node": node,
+                "node-id": self.roster.node_ids[node],
+                "round": task.round,
+                "seed": task.seed,
+                "virtual-time": to_seconds(task.at),
+            }
+            try:
+                host.connection.sendall(encode_frame(header, [self._state.get(node, b"")]))
+            except OSError:
+                self._forget(host)
+
+    def _serving(self) -> Iterator[_Host]:
+        return (host for host in self._hosts.values() if host.serves)

@@ -1,0 +1,190 @@
+"""Between Flower's records and ours.
+
+Flower carries a model as an ``ArrayRecord`` (named arrays, each serialized by itself) and
+everything else as metric and config records. Here they become numpy arrays and bytes, and back. No
+pickle: :func:`encode` writes a JSON description followed by the raw bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from flwr_decentral.core import AlgorithmError, ConfigurationError, Vector
+from flwr_decentral.core.layout import Layout, Tensor
+
+_LENGTH: Final = struct.Struct("<Q")
+_KINDS: Final[Mapping[str, type]] = {
+    "arrays": ArrayRecord,
+    "metrics": MetricRecord,
+    "config": ConfigRecord,
+}
+
+
+def to_numpy(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Deserialize every array of a record.
+
+    Raises
+    ------
+    ConfigurationError
+        If an array was not serialized by numpy.
+    """
+    arrays = {}
+    for name, array in record.items():
+        if array.stype != "numpy.ndarray":
+            raise ConfigurationError(
+                f"array {name!r} is serialized as {array.stype!r}; only 'numpy.ndarray' can be read"
+            )
+        arrays[name] = array.numpy()
+    return arrays
+
+
+def to_record(model: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Serialize named arrays into a record."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in model.items()})
+
+
+def model_record(layout: Layout, vector: Vector, private: NDArray[np.uint8]) -> ArrayRecord:
+    """Make the ArrayRecord that a user's function gets from a flat vector and private bytes."""
+    return to_record(layout.unflatten(vector, private))
+
+
+def take_arrays(content: RecordDict, key: str) -> ArrayRecord:
+    """Remove the model from a reply and return it.
+
+    Raises
+    ------
+    AlgorithmError
+        If there is none, or it is not clear which it is.
+    """
+    records = content.array_records
+    if key not in records and len(records) != 1:
+        raise AlgorithmError(
+            f"the train function must return its model as one ArrayRecord named {key!r}; it "
+            f"returned {sorted(content) or 'no records'}"
+        )
+    name = key if key in records else next(iter(records))
+    arrays = records[name]
+    for other in list(records):
+        del content[other]
+    return arrays
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """Describe a layout in bytes, frozen values included."""
+    description = json.dumps([asdict(tensor) for tensor in layout.tensors]).encode()
+    return _LENGTH.pack(len(description)) + description + layout.frozen
+
+
+def unpack_layout(data: bytes) -> Layout:
+    """Read what :func:`pack_layout` wrote."""
+    (length,) = _LENGTH.unpack_from(data)
+    end = _LENGTH.size + length
+    fields = json.loads(data[_LENGTH.size : end])
+    tensors = (Tensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in fields)
+    return Layout(tuple(tensors), data[end:])
+
+
+def array_bytes(messages: Iterable[Message]) -> int:
+    """Count the bytes of all arrays in messages."""
+    return sum(
+        len(array.data)
+        for message in messages
+        if message.has_content()
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )
+
+
+def encode(records: RecordDict) -> bytes:
+    """Write records as bytes; nothing for no records.
+
+    The order of records and of their keys, and the types of all values, come back from
+    :func:`decode`.
+    """
+    if not records:
+        return b""
+    description: list[tuple[str, str, Any]] = []
+    blobs: list[bytes] = []
+    for name, record in records.items():
+        if isinstance(record, ArrayRecord):
+            entries = [(k, a.dtype, a.shape, a.stype, len(a.data)) for k, a in record.items()]
+            blobs.extend(array.data for array in record.values())
+            description.append((name, "arrays", entries))
+        else:
+            kind = "metrics" if isinstance(record, MetricRecord) else "config"
+            description.append((name, kind, [(k, _plain(v)) for k, v in record.items()]))
+    head = json.dumps(description).encode()
+    return b"".join((_LENGTH.pack(len(head)), head, *blobs))
+
+
+def decode(data: bytes) -> RecordDict:
+    """Read what :func:`encode` wrote."""
+    records = RecordDict()
+    if not data:
+        return records
+    (length,) = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + length
+    for name, kind, entries in json.loads(data[_LENGTH.size : start]):
+        if kind == "arrays":
+            arrays = ArrayRecord()
+            for key, dtype, shape, stype, nbytes in entries:
+                chunk = data[start : start + nbytes]
+                arrays[key] = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=chunk)
+                start += nbytes
+            records[name] = arrays
+        else:
+            records[name] = _KINDS[kind]({key: _rich(value) for key, value in entries})
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """Write bytes as ``{"bytes": base64}``: records hold no dicts, so that is unambiguous."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict):
+        return base64.b64decode(value["bytes"])
+    return [_rich(item) for item in value] if isinstance(value, list) else value
+
+
+def message_for(model: Message, node_id: int, message_id: str, content: RecordDict) -> Message:
+    """Make the message that a node would have got from Flower itself.
+
+    Parameters
+    ----------
+    model : Message
+        A message of the same run, whose remaining metadata is taken over.
+    node_id : int
+        The Flower node that the message is for.
+    message_id : str
+        Its id.
+    content : RecordDict
+        Its content.
+    """
+    like = model.metadata
+    metadata = Metadata(
+        run_id=like.run_id,
+        message_id=message_id,
+        src_node_id=like.src_node_id,
+        dst_node_id=node_id,
+        reply_to_message_id="",
+        group_id=like.group_id,
+        created_at=like.created_at,
+        ttl=like.ttl,
+        message_type=like.message_type,
+        src_task_id=like.src_task_id,
+        dst_task_id=like.dst_task_id,
+    )
+    return Message(metadata=metadata, content=content)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,208 @@
+"""Who takes part: from Flower's random node ids to node indexes 0 to n-1.
+
+A ClientApp has no query handler to ask, so the roll is called with a ``train`` message that the mod
+answers itself. The first answer says how many nodes there are; nodes may register late, and are
+waited for. One ``evaluate`` message tells whether clients evaluate, and with the mod.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any, Final
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+
+from flwr_decentral.core import ConfigurationError, RuntimeFault
+
+from .control import CONTROL, PROTOCOL, load_facts
+from .grid import GridMeter
+from .mod import host_identity
+
+_POLL: Final = 0.02
+_ROLL: Final = 256
+"""How many nodes are asked at once: Flower scans all stored messages for each node."""
+
+_MOD_MISSING: Final = (
+    "write @app.train(mods=[decentral_mod]) and @app.evaluate(mods=[decentral_mod]), with "
+    "from flwr_decentral.flower import decentral_mod"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The nodes of a run.
+
+    Attributes
+    ----------
+    node_ids : tuple of int, shape (n,)
+        Flower's id of each node index.
+    evaluates : bool
+        Whether the clients have an evaluate function.
+    versions : mapping of str to str
+        Versions of what the clients run on.
+    threads : int
+        Threads that one client trains with.
+    """
+
+    node_ids: tuple[int, ...]
+    evaluates: bool
+    versions: Mapping[str, str]
+    threads: int
+
+
+def call_roll(grid: GridMeter, *, at_least: int, patience: float) -> Roster:
+    """Find every node and its index.
+
+    Parameters
+    ----------
+    grid : GridMeter
+        Flower's grid.
+    at_least : int
+        Refuse to start with fewer nodes.
+    patience : float
+        Seconds to wait for nodes to register and to answer.
+
+    Raises
+    ------
+    ConfigurationError
+        If the mod is missing, indexes are missing or taken twice, or there are too few nodes.
+    RuntimeFault
+        If nodes did not register or answer in time, or run on another host.
+    """
+    deadline = time.monotonic() + patience
+    first = _wait_for_nodes(grid, 1, deadline)[:1]
+    facts = _ask(grid, first, deadline)
+    expected = facts[first[0]]["nodes"]
+    if expected < 1:
+        raise ConfigurationError(
+            f"Flower node {first[0]} has no partition-id and num-partitions in its node config; "
+            "the position of a node in the topology is its partition-id"
+        )
+    if expected < at_least:
+        raise ConfigurationError(
+            f"there are {expected} nodes, but min_available_nodes or min_train_nodes asks for "
+            f"{at_least}"
+        )
+    ids = _wait_for_nodes(grid, expected, deadline)
+    rest = [node_id for node_id in ids if node_id not in facts]
+    for start in range(0, len(rest), _ROLL):
+        facts.update(_ask(grid, rest[start : start + _ROLL], deadline))
+    _check_hosts(facts)
+    some = facts[first[0]]
+    return Roster(
+        node_ids=_order(facts, expected),
+        evaluates=_evaluates(grid, first[0], deadline),
+        versions=some["versions"],
+        threads=some["threads"],
+    )
+
+
+def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
+    while len(ids := grid.node_ids()) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeFault(
+                f"only {len(ids)} of {count} nodes have registered with Flower in time; start the "
+                "missing ones, or allow more time with setup_timeout"
+            )
+        time.sleep(_POLL)
+    return ids
+
+
+def _hello(node_id: int, message_type: str) -> Message:
+    control = ConfigRecord({"do": "hello", "protocol": PROTOCOL, "config-key": "config"})
+    return Message(RecordDict({CONTROL: control}), node_id, message_type)
+
+
+def _ask(grid: GridMeter, node_ids: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+    """Ask nodes who they are."""
+    facts: dict[int, dict[str, Any]] = {}
+    for reply in collect(
+        grid, [_hello(node_id, MessageType.TRAIN) for node_id in node_ids], deadline
+    ):
+        node_id = reply.metadata.src_node_id
+        if reply.has_error():
+            raise ConfigurationError(
+                f"Flower node {node_id} failed when it was asked who it is: {reply.error.reason}. "
+                f"If its train function was called, the mod is missing: {_MOD_MISSING}"
+            )
+        if CONTROL not in reply.content:
+            raise ConfigurationError(
+                f"Flower node {node_id} answered without our mod: {_MOD_MISSING}"
+            )
+        facts[node_id] = load_facts(str(reply.content[CONTROL]["facts"]))
+    return facts
+
+
+def _evaluates(grid: GridMeter, node_id: int, deadline: float) -> bool:
+    """Find out whether clients evaluate; refuse an evaluate function without the mod."""
+    (reply,) = collect(grid, [_hello(node_id, MessageType.EVALUATE)], deadline)
+    if reply.has_error():
+        if "No evaluate function registered" in str(reply.error.reason):
+            log(WARNING, "The ClientApp has no evaluate function: nodes are not evaluated.")
+            return False
+        raise ConfigurationError(
+            f"Flower node {node_id} failed when it was asked whether it evaluates: "
+            f"{reply.error.reason}. If its evaluate function was called, the mod is missing: "
+            f"{_MOD_MISSING}"
+        )
+    if CONTROL not in reply.content:
+        raise ConfigurationError(f"the evaluate function lacks our mod: {_MOD_MISSING}")
+    return True
+
+
+def _check_hosts(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    here = host_identity()
+    for node_id, fact in facts.items():
+        if fact["host"] != here:
+            raise RuntimeFault(
+                f"node {fact['node']} (Flower node {node_id}) runs on host {fact['host']!r}, the "
+                f"ServerApp on {here!r}: simulation in virtual time needs shared memory, so all "
+                "its processes must be on one host"
+            )
+
+
+def _order(facts: Mapping[int, Mapping[str, Any]], expected: int) -> tuple[int, ...]:
+    by_index: dict[int, int] = {}
+    for node_id, fact in facts.items():
+        index = fact["node"]
+        if index in by_index:
+            raise ConfigurationError(
+                f"partition-id {index} is claimed by Flower nodes {by_index[index]} and {node_id}"
+            )
+        by_index[index] = node_id
+    missing = [index for index in range(expected) if index not in by_index]
+    if missing or len(by_index) != expected:
+        raise ConfigurationError(
+            f"the partition-ids of {expected} nodes must be 0 to {expected - 1}; missing: {missing}"
+        )
+    return tuple(by_index[index] for index in range(expected))
+
+
+def collect(grid: GridMeter, messages: Iterable[Message], deadline: float) -> Iterator[Message]:
+    """Send messages and yield their replies as they come.
+
+    Raises
+    ------
+    RuntimeFault
+        If the deadline passes. It names the nodes that have not answered.
+    """
+    waiting: dict[str, int] = {}
+    for message in messages:
+        waiting[grid.push(message)] = message.metadata.dst_node_id
+    while waiting:
+        for reply in grid.pull(waiting):
+            waiting.pop(reply.metadata.reply_to_message_id, None)
+            yield reply
+        if waiting:
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, list(waiting.values())[:8]))
+                raise RuntimeFault(
+                    f"{len(waiting)} Flower nodes did not answer in time, among them {names}; "
+                    "their client processes may still be starting: allow more time with "
+                    "setup_timeout"
+                )
+            time.sleep(_POLL)

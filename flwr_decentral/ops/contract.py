@@ -1,0 +1,104 @@
+"""What a backend of vector arithmetic must do.
+
+Vectors are one-dimensional, C-contiguous float32. Every operation returns a new vector (or writes
+to ``out``) and leaves its inputs alone. The *order of every sum* is part of the contract, so that
+all backends give the same bits: :mod:`flwr_decentral.ops.reference` is the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flwr_decentral.core.fragments import Partition
+
+Vector: TypeAlias = NDArray[np.float32]
+
+
+class Piece(NamedTuple):
+    """One received fragment.
+
+    Attributes
+    ----------
+    fragment : int
+        Which fragment of the partition it is.
+    payload : ndarray of float32, shape (partition.length(fragment),)
+        Its values, in payload order.
+    """
+
+    fragment: int
+    payload: Vector
+
+
+class Ops(Protocol):
+    """Vector arithmetic."""
+
+    name: str
+
+    def update(self, x: Vector, before: Vector, after: Vector) -> Vector:
+        """Apply what training did: ``x + (after - before)``, or ``after`` where x *is* before.
+
+        Parameters
+        ----------
+        x : ndarray of float32, shape (D,)
+            The current model.
+        before, after : ndarray of float32, shape (D,)
+            What training started from and what it returned.
+        """
+        ...
+
+    def combine(
+        self, vectors: Sequence[Vector], weights: Sequence[float], out: Vector | None = None
+    ) -> Vector:
+        """Sum ``weights[k] * vectors[k]``, from the first to the last.
+
+        Each weight is rounded to float32, each product is rounded, and then added: no fused
+        multiply-add.
+
+        Parameters
+        ----------
+        vectors : sequence of ndarray of float32, shape (D,)
+            At least one.
+        weights : sequence of float
+            As many.
+        out : ndarray of float32, shape (D,), optional
+            Where to put the result; none of the vectors but the first may overlap it.
+        """
+        ...
+
+    def pack(self, x: Vector, partition: Partition, fragment: int) -> Vector:
+        """Copy one fragment out of a vector."""
+        ...
+
+    def pack_all(self, x: Vector, partition: Partition) -> list[Vector]:
+        """Copy every fragment out of a vector."""
+        ...
+
+    def average(
+        self, x: Vector, partition: Partition, pieces: Sequence[Piece], out: Vector | None = None
+    ) -> Vector:
+        """Average a vector with an inbox of fragments, each coordinate by its own count.
+
+        Coordinate p becomes ``(x[p] + v_1[p] + v_2[p] + ...) * (1 / (1 + count))`` over the pieces
+        that hold p, added in the order of ``pieces``, the reciprocal rounded to float32.
+        Coordinates that no piece holds keep their bits.
+
+        Parameters
+        ----------
+        x : ndarray of float32, shape (D,)
+            The model.
+        partition : Partition
+            The partition that the pieces were cut by.
+        pieces : sequence of Piece
+            What was received, in ascending (sender, fragment).
+        out : ndarray of float32, shape (D,), optional
+            Where to put the result; may be ``x``.
+        """
+        ...
+
+    def finite(self, x: Vector) -> bool:
+        """Tell whether every value is finite."""
+        ...

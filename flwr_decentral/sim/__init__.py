@@ -1,0 +1,1 @@
+"""The virtual-time runtime: the engine, emulated links, compute times, outages and scenarios."""

@@ -1,0 +1,618 @@
+"""Virtual time: one heap of what is going to happen.
+
+The engine steps the machines of all nodes, moves their messages over the emulated links and turns
+each ``Train`` command into a task for a :class:`~flwr_decentral.sim.trainer.Trainer`. It never
+looks at a clock: how long training takes comes from the scenario, and only the trained vector comes
+from the trainer. A task starts for real the moment it starts in virtual time and is awaited only
+when its completion is due, so as many trainings run at once as the trainer has room for, and the
+course of events is the same for any number of them.
+
+Entries of the heap are ordered by time, then by priority, then by the order they were made in:
+
+========  ==================  ====================================================================
+priority  entry               what it leads to
+========  ==================  ====================================================================
+0         training done       ``TrainDone`` or ``TrainFailed``
+1         change              nodes go down or up, partitions start or end: ``PeerDown``, ``PeerUp``
+2         first byte          a message enters a limited downlink
+3         arrival             ``Received``, or the message was lost
+4         uplink free         the next message starts; ``LinkIdle``
+5         timer               ``TimerFired``
+========  ==================  ====================================================================
+
+A run ends when every node has done its rounds, has halted or is gone for good, or at the end of its
+duration. If nothing is left to happen before that, the run has stalled and fails, naming who waits
+for whom.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from flwr_decentral.core import (
+    Algorithm,
+    AlgorithmError,
+    Command,
+    DropQueued,
+    Event,
+    Halt,
+    LinkIdle,
+    Machine,
+    Message,
+    PeerDown,
+    PeerUp,
+    Received,
+    Report,
+    RuntimeFault,
+    Seeds,
+    Send,
+    SetTimer,
+    Site,
+    Started,
+    Stopped,
+    TimerFired,
+    Train,
+    TrainDone,
+    TrainFailed,
+    Vector,
+    to_seconds,
+)
+from flwr_decentral.core.algorithm import Topology
+from flwr_decentral.core.layout import Layout
+from flwr_decentral.ops import Ops
+
+from .conditions import Conditions
+from .journal import Journal
+from .links import Links, Transfer
+from .trainer import Outcome, Task, Trainer
+
+_DONE, _CHANGE, _FIRST_BYTE, _ARRIVAL, _UPLINK, _TIMER = range(6)
+MAX_FAILURES: Final = 3
+"""How many trainings in a row may fail on one node before the run fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that decides the course of a run, the trainer aside.
+
+    Attributes
+    ----------
+    algorithm : Algorithm
+        What each node runs.
+    topology : networkx.Graph
+        Who may talk to whom.
+    layout : Layout
+        How the model lies in a vector.
+    initial : ndarray of float32, shape (layout.size,)
+        The common initial model.
+    conditions : Conditions
+        Network, compute times, outages.
+    seeds : Seeds
+        The run's random streams.
+    ops : Ops
+        Vector arithmetic.
+    rounds : int, optional
+        Local rounds of each node.
+    duration : int, optional
+        Virtual nanoseconds after which the run ends; at least one of the two is given.
+    barrier_every : int (default: 0)
+        Call the barrier each time the nodes have done this many rounds on average; 0 is never.
+    """
+
+    algorithm: Algorithm
+    topology: Topology
+    layout: Layout
+    initial: Vector
+    conditions: Conditions
+    seeds: Seeds
+    ops: Ops
+    rounds: int | None = None
+    duration: int | None = None
+    barrier_every: int = 0
+
+
+@dataclass
+class Tally:
+    """Sums of one :class:`~flwr_decentral.core.commands.Report` name."""
+
+    count: int = 0
+    total: float = 0.0
+    nbytes: int = 0
+
+
+@dataclass
+class Traffic:
+    """Bytes by their fate, headers included.
+
+    Attributes
+    ----------
+    sent : int
+        Put on an uplink.
+    arrived : int
+        Given to a machine.
+    lost : int
+        Sent, but lost by chance, by a broken link, or still under way at the end.
+    dropped : int
+        Queued, but never put on an uplink.
+    """
+
+    sent: int = 0
+    arrived: int = 0
+    lost: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class _Node:
+    """What the engine keeps for a node beside its machine."""
+
+    up: bool = False
+    started: bool = False
+    ended: bool = False
+    out_of_time: bool = False
+    training: tuple[int, Vector, int] | None = None
+    uplink_event: int = -1
+    last_round: int = 0
+    trained: int = 0
+    failures: int = 0
+    busy_ns: int = 0
+    timers: dict[str, int] = field(default_factory=dict)
+
+
+class Observer:
+    """Be told how a run goes. Every method may be left as it is."""
+
+    def trained(self, engine: Engine, node: int, round: int, outcome: Outcome) -> None:
+        """Learn that a training has ended, in virtual time."""
+
+    def barrier(self, engine: Engine, round: int) -> None:
+        """Look around: the nodes have done ``round`` rounds on average, and time stands still."""
+
+
+class Engine:
+    """Run an algorithm on all nodes in virtual time.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to run.
+    trainer : Trainer
+        Who trains.
+    observer : Observer, optional
+        Who is told.
+    journal : Journal, optional
+        What records the run.
+
+    Attributes
+    ----------
+    now : int
+        Virtual time in nanoseconds.
+    machines : list of Machine
+        One for each node.
+    traffic : Traffic
+        Bytes by their fate.
+    tallies : dict of str to Tally
+        What the machines and the engine have counted.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        trainer: Trainer,
+        observer: Observer | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.plan = plan
+        self.now = 0
+        self.traffic = Traffic()
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.machines: list[Machine] = [
+            plan.algorithm.machine(
+                Site(
+                    node=node,
+                    topology=plan.topology,
+                    layout=plan.layout,
+                    initial=plan.initial,
+                    seeds=plan.seeds.of(node),
+                    ops=plan.ops,
+                )
+            )
+            for node in range(plan.conditions.nodes)
+        ]
+        self._trainer = trainer
+        self._observer = observer or Observer()
+        self.journal = journal or Journal()
+        self._links = Links(plan.conditions, plan.seeds)
+        self._nodes = [_Node() for _ in self.machines]
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+        self._under_way: Counter[int] = Counter()
+        self._unended = len(self._nodes)
+        self._first_errors: dict[int, str] = {}
+        self._barriers = 0
+        self._adjacent = [plan.topology[node] for node in range(len(self._nodes))]
+        self._has_churn = bool(plan.conditions.changes())
+        self._wants_idle = plan.algorithm.capabilities.link_idle
+
+    # ------------------------------------------------------------------------------ the run
+
+    def run(self) -> str:
+        """Run to the end.
+
+        Returns
+        -------
+        str
+            The digest of the run.
+
+        Raises
+        ------
+        RuntimeFault
+            If nothing is left to happen while nodes still have rounds to do, or training fails too
+            often.
+        AlgorithmError
+            If a machine broke the contract.
+        """
+        for at in self.plan.conditions.changes():
+            if at:  # what holds from the start on is in the first events
+                self._push(at, _CHANGE, self._change, ())
+        for node, state in enumerate(self._nodes):
+            state.up = self.plan.conditions.is_up(node, 0)
+            self._check_gone(node)
+        for node, state in enumerate(self._nodes):
+            if state.up:
+                self._start(node)
+        limit = self.plan.duration
+        while self._heap and self._unended:
+            if limit is not None and self._heap[0][0] > limit:
+                break
+            self.now, _, _, handler, arguments = heapq.heappop(self._heap)
+            handler(*arguments)
+        if self._unended:
+            if not self._heap:
+                self._check_stalled()
+            self.now = self.now if limit is None else limit
+        return self._finish()
+
+    def models(self) -> list[Vector]:
+        """List the current model of every node."""
+        return [machine.model for machine in self.machines]
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings have ended, on all nodes together."""
+        return sum(state.trained for state in self._nodes)
+
+    @property
+    def idle_share(self) -> float:
+        """The share of all nodes' virtual time in which they did not train."""
+        if not self.now:
+            return 0.0
+        busy = sum(state.busy_ns for state in self._nodes)
+        return max(0.0, 1 - busy / (self.now * len(self._nodes)))
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes that were sent in vain: lost, or of no use to the machine that got them."""
+        return self.traffic.lost + sum(tally.nbytes for tally in self.tallies.values())
+
+    def _finish(self) -> str:
+        for node in range(len(self._nodes)):
+            reports = self.machines[node].step(Stopped(at=self.now, reason="the run has ended"))
+            self._obey(node, [command for command in reports if isinstance(command, Report)])
+            self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node))
+        self.traffic.lost += sum(self._under_way.values())
+        for node, model in enumerate(self.models()):
+            self.journal.model(node, model)
+        return self.journal.digest
+
+    def _check_stalled(self) -> None:
+        present = [
+            node for node, state in enumerate(self._nodes) if not (state.ended or state.out_of_time)
+        ]
+        if not present:
+            return
+        lines = []
+        for node in present[:8]:
+            waits = ", ".join(map(str, self.machines[node].waits_for)) or "nobody it can name"
+            lines.append(f"node {node} (round {self._nodes[node].last_round}) waits for {waits}")
+        more = f" and {len(present) - 8} more" if len(present) > 8 else ""
+        raise RuntimeFault(
+            f"the run has stalled at {to_seconds(self.now):.3f} s of virtual time: nothing is left "
+            f"to happen, but {'; '.join(lines)}{more}. An algorithm that waits needs a time-out "
+            "where messages can be lost"
+        )
+
+    # ------------------------------------------------------------------------------ the heap
+
+    def _push(
+        self, at: int, priority: int, handler: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> int:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at, priority, self._sequence, handler, arguments))
+        return self._sequence
+
+    def _step(self, node: int, event: Event, line: str) -> None:
+        """Note an event, let the machine answer it, and obey."""
+        self.journal.note(f"{self.now} {node} {line}")
+        commands = self.machines[node].step(event)
+        self.journal.event(node, event, commands)
+        self._obey(node, commands)
+
+    def _obey(self, node: int, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Send():
+                    self._send(node, command.to, command.message)
+                case Train():
+                    self._train(node, command)
+                case DropQueued():
+                    dropped = self._links.drop(node, command.to)
+                    self.traffic.dropped += sum(message.nbytes for message in dropped)
+                case SetTimer():
+                    self._set_timer(node, command)
+                case Report():
+                    tally = self.tallies[command.name]
+                    tally.count += command.count
+                    tally.total += command.total
+                    tally.nbytes += command.nbytes
+                case Halt():
+                    self._end(node)
+        self._pump(node)
+
+    def _end(self, node: int) -> None:
+        state = self._nodes[node]
+        if not state.ended:
+            state.ended = True
+            self._unended -= 1
+
+    def _check_gone(self, node: int) -> None:
+        if self.plan.conditions.completion_ns(node, self.now, 0) is None:
+            self._end(node)
+
+    def _start(self, node: int) -> None:
+        self._nodes[node].started = True
+        neighbors = self.machines[node].site.neighbors
+        up = tuple(peer for peer in neighbors if self._reachable(node, peer))
+        self._step(node, Started(at=self.now, up=up), "S")
+
+    # ------------------------------------------------------------------------------ training
+
+    def _train(self, node: int, command: Train) -> None:
+        plan, state = self.plan, self._nodes[node]
+        if state.training is not None or command.round <= state.last_round:
+            raise AlgorithmError(
+                f"{plan.algorithm.name} asks node {node} to train round {command.round} "
+                + (
+                    f"while round {state.training[0]} is in flight"
+                    if state.training is not None
+                    else f"after round {state.last_round}"
+                )
+            )
+        if plan.rounds is not None and command.round > plan.rounds:
+            self._end(node)
+            return
+        state.last_round = command.round
+        duration = plan.conditions.duration_ns(node, command.round)
+        due = plan.conditions.completion_ns(node, self.now, duration)
+        if due is None or (plan.duration is not None and due > plan.duration):
+            state.out_of_time = True
+            return
+        state.training = (command.round, command.model, duration)
+        seed = plan.seeds.number(node, "train", command.round)
+        task = Task(node=node, round=command.round, seed=seed, at=self.now, due=due)
+        self._trainer.dispatch(task, command.model)
+        self._push(due, _DONE, self._trained, (node,))
+
+    def _trained(self, node: int) -> None:
+        state = self._nodes[node]
+        assert state.training is not None
+        round, before, duration = state.training
+        outcome = self._trainer.wait(node)
+        state.training = None
+        state.trained += 1
+        state.busy_ns += duration
+        self._observer.trained(self, node, round, outcome)
+        if outcome.model is None:
+            self._count_failure(node, round, outcome.error)
+            event: Event = TrainFailed(at=self.now, round=round, reason=outcome.error)
+            self._step(node, event, f"F {round}")
+        else:
+            state.failures = 0
+            event = TrainDone(at=self.now, round=round, before=before, after=outcome.model)
+            self._step(node, event, f"T {round} {outcome.digest}")
+        self._meet_barrier()
+
+    def _count_failure(self, node: int, round: int, error: str) -> None:
+        state = self._nodes[node]
+        state.failures += 1
+        self.tallies["training-failed"].count += 1
+        if state.trained == 1:
+            self._first_errors[node] = error
+        if state.failures >= MAX_FAILURES:
+            raise RuntimeFault(
+                f"training failed {MAX_FAILURES} times in a row on node {node}, last in round "
+                f"{round}:\n{error}"
+            )
+        if len(self._first_errors) == len(self._nodes):
+            raise RuntimeFault(
+                f"training failed on all {len(self._nodes)} nodes in their first round, on node "
+                f"{node}:\n{error}"
+            )
+
+    def _meet_barrier(self) -> None:
+        every = self.plan.barrier_every
+        if not every:
+            return
+        reached = self.trainings // (len(self._nodes) * every)
+        if reached > self._barriers:
+            self._barriers = reached
+            self._observer.barrier(self, reached * every)
+
+    # ------------------------------------------------------------------------------ messages
+
+    def _reachable(self, a: int, b: int) -> bool:
+        return not self._has_churn or self.plan.conditions.reachable(a, b, self.now)
+
+    def _send(self, node: int, to: int, message: Message) -> None:
+        if to not in self._adjacent[node]:
+            raise AlgorithmError(
+                f"{self.plan.algorithm.name} on node {node} sends to {to}, which is no neighbor"
+            )
+        if self._reachable(node, to):
+            self._links.queue(node, to, message)
+        else:
+            self.traffic.dropped += message.nbytes
+
+    def _pump(self, node: int) -> None:
+        """Start what the uplink has room for."""
+        links, state = self._links, self._nodes[node]
+        while (transfer := links.start(node, self.now)) is not None:
+            nbytes = transfer.message.nbytes
+            self.traffic.sent += nbytes
+            if transfer.lost:
+                self.traffic.lost += nbytes
+            else:
+                self._under_way[node] += nbytes
+                if links.has_downlink(transfer.dst):
+                    at = links.first_byte(transfer)
+                    self._push(at, _FIRST_BYTE, self._first_byte, (transfer,))
+                else:
+                    self._push(links.arrival(transfer), _ARRIVAL, self._arrive, (transfer,))
+            if transfer.sent > self.now:
+                state.uplink_event = self._push(
+                    transfer.sent, _UPLINK, self._uplink_free, (node, self._sequence + 1)
+                )
+
+    def _uplink_free(self, node: int, number: int) -> None:
+        if self._nodes[node].uplink_event != number:
+            return  # the node has been down since
+        self._pump(node)
+        if self._wants_idle and not self._links.backlog(node) and self._nodes[node].up:
+            self._step(node, LinkIdle(at=self.now), "I")
+
+    def _first_byte(self, transfer: Transfer) -> None:
+        self._push(self._links.arrival(transfer), _ARRIVAL, self._arrive, (transfer,))
+
+    def _arrive(self, transfer: Transfer) -> None:
+        message, node = transfer.message, transfer.dst
+        self._under_way[transfer.src] -= message.nbytes
+        if self._links.broken(transfer, self.now):
+            self.traffic.lost += message.nbytes
+            return
+        self.traffic.arrived += message.nbytes
+        event = Received(at=self.now, source=transfer.src, message=message)
+        header = ",".join(map(str, message.header.values()))
+        self._step(node, event, f"R {transfer.src} {message.kind} {message.step} {header}")
+
+    # ------------------------------------------------------------------------------ timers
+
+    def _set_timer(self, node: int, command: SetTimer) -> None:
+        timers = self._nodes[node].timers
+        timers.pop(command.name, None)
+        if command.at is not None:
+            at = max(command.at, self.now)
+            timers[command.name] = self._push(
+                at, _TIMER, self._fire, (node, command.name, self._sequence + 1)
+            )
+
+    def _fire(self, node: int, name: str, number: int) -> None:
+        state = self._nodes[node]
+        if state.timers.get(name) != number:
+            return  # moved or cancelled
+        del state.timers[name]
+        if not state.up:
+            back = self.plan.conditions.completion_ns(node, self.now, 0)
+            if back is not None:
+                self._set_timer(node, SetTimer(name=name, at=back))
+            return
+        self._step(node, TimerFired(at=self.now, name=name), f"W {name}")
+
+    # ------------------------------------------------------------------------------ churn
+
+    def _change(self) -> None:
+        """Let nodes go down and come up, and tell those who are up what has changed."""
+        conditions, before = self.plan.conditions, self.now - 1
+        changed, returned = set(), set()
+        for node, state in enumerate(self._nodes):
+            up = conditions.is_up(node, self.now)
+            if up != state.up:
+                changed.add(node)
+                if up:
+                    state.up = True
+                    returned.add(node)
+                else:
+                    self._go_down(node)
+        split = any(self.now in (start, end) for start, end, _ in conditions.partitions)
+        ends = range(len(self._nodes)) if split else changed
+        for node, peer in sorted((other, end) for end in ends for other in self._adjacent[end]):
+            if not self._nodes[node].up or node in returned:
+                continue
+            was, is_now = conditions.reachable(node, peer, before), self._reachable(node, peer)
+            if was and not is_now:
+                self._lose(node, peer)
+            elif is_now and not was:
+                self._step(node, PeerUp(at=self.now, peer=peer), f"U {peer}")
+        for node in sorted(returned):
+            self._come_back(node)
+
+    def _go_down(self, node: int) -> None:
+        state = self._nodes[node]
+        state.up = False
+        state.uplink_event = -1
+        self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node))
+        self._links.reset(node, self.now)
+        self._check_gone(node)
+
+    def _lose(self, node: int, peer: int) -> None:
+        self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node, peer))
+        self._step(node, PeerDown(at=self.now, peer=peer), f"D {peer}")
+
+    def _come_back(self, node: int) -> None:
+        """Let a node that was down see its links break and be made again."""
+        if not self._nodes[node].started:
+            self._start(node)
+            return
+        machine = self.machines[node]
+        for peer in sorted(machine.up):
+            self._step(node, PeerDown(at=self.now, peer=peer), f"D {peer}")
+        for peer in machine.site.neighbors:
+            if self._reachable(node, peer):
+                self._step(node, PeerUp(at=self.now, peer=peer), f"U {peer}")
+
+
+def consensus_distance(models: Iterable[Vector]) -> float:
+    """Compute the mean squared distance of models to their average, in float64.
+
+    Parameters
+    ----------
+    models : iterable of ndarray of float32, shape (D,)
+        At least one.
+    """
+    stack = list(models)
+    center = average_model(stack)
+    total = sum(float(np.square(model - center, dtype=np.float64).sum()) for model in stack)
+    return total / len(stack)
+
+
+def average_model(models: Iterable[Vector]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Average models in float64, shape (D,)."""
+    total: Any = None
+    count = 0
+    for model in models:
+        total = model.astype(np.float64) if total is None else np.add(total, model, out=total)
+        count += 1
+    if total is None:
+        raise ValueError("there is no model to average")
+    total /= count
+    return total  # type: ignore[no-any-return]
+
+
+def counters(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float]]:
+    """List tallies by name, for reports."""
+    return {name: dict(vars(tally)) for name, tally in sorted(tallies.items())}

@@ -1,0 +1,556 @@
+"""A SuperLink of one's own, for tests and demonstrations that really run ``flwr run``.
+
+When Flower first needs a SuperLink on this machine it starts one, detached, on a fixed port and
+with the environment of the moment, and leaves it running. :class:`LocalSuperLink` is one that
+belongs to a ``with`` block: a port and a ``FLWR_HOME`` of its own, no network beyond this machine,
+and nothing left in the end, neither a process nor a file, whatever becomes of the process that
+opened it.
+
+>>> with LocalSuperLink() as superlink:  # doctest: +SKIP
+...     run = superlink.run("apps/digits", run_config={"algorithm": "divshare"}, echo=print)
+>>> run.status  # doctest: +SKIP
+'finished:completed'
+
+This module imports the standard library only and talks to Flower through its commands. Exit codes
+of ``flwr run`` do not tell how a run ended, so the status comes from ``flwr ls``.
+"""
+
+# ruff: noqa: TID251 - a SuperLink is a process, with a port and deadlines
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, cast
+
+__all__ = ["FlowerRun", "LocalSuperLink", "SuperLinkError"]
+
+OFFLINE: Final[Mapping[str, str]] = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What keeps Flower and Ray from using the network or installing an app's dependencies."""
+
+START_TIMEOUT: Final = 90.0
+"""Seconds for the SuperLink to answer. Alone on a machine it takes about 5."""
+
+COMMAND_TIMEOUT: Final = 60.0
+"""Seconds for a ``flwr`` command that only asks the SuperLink something."""
+
+END_TIMEOUT: Final = 15.0
+"""Seconds for all processes to end; those that have not after a third of it are killed."""
+
+# A Unix socket's path has at most 107 characters, of which Ray needs about 70.
+_LONGEST_RAY_FOLDER: Final = 36
+
+
+class SuperLinkError(RuntimeError):
+    """Report a SuperLink or a ``flwr`` command that failed or took too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowerRun:
+    """A run, and how it ended.
+
+    Attributes
+    ----------
+    run_id : int
+        Flower's id.
+    status : str
+        What ``flwr ls`` says, such as ``"finished:completed"``, ``"finished:failed"`` or
+        ``"finished:stopped"``.
+    details : str
+        Flower's explanation of the status, often empty.
+    log : str
+        What the run has logged; empty if it was not waited for.
+    seconds : float
+        Wall-clock time from the command to the end of the run, start-up included.
+    """
+
+    run_id: int
+    status: str
+    details: str = ""
+    log: str = ""
+    seconds: float = 0.0
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run finished without an error."""
+        return self.status == "finished:completed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, in whatever way."""
+        return self.status.startswith("finished")
+
+
+class LocalSuperLink:
+    """Start a SuperLink for simulations, and end it and all it has started.
+
+    ClientApps and ServerApps inherit the environment, and run in :attr:`home`: paths in a run
+    config must be absolute.
+
+    Parameters
+    ----------
+    keep : bool (default: False)
+        Keep :attr:`home`, with logs and what the runs have written below it.
+    environ : mapping of str to str, optional
+        Added to the environment of the SuperLink and thereby of its runs.
+    start_timeout : float (default: 90.0)
+        Seconds for the SuperLink to answer.
+
+    Attributes
+    ----------
+    home : Path
+        The temporary folder that is its ``FLWR_HOME``.
+    log_path : Path
+        What the SuperLink and its processes print.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: bool = False,
+        environ: Mapping[str, str] | None = None,
+        start_timeout: float = START_TIMEOUT,
+    ) -> None:
+        self._keep = keep
+        self._added = dict(environ or {})
+        self._start_timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalSuperLink:
+        if not Path("/proc/self/environ").exists():
+            raise SuperLinkError("LocalSuperLink finds its processes in /proc: it needs Linux")
+        for command in ("flwr", "flower-superlink"):
+            if not _executable(command).exists():
+                raise SuperLinkError(
+                    f"there is no {_executable(command)}: pip install 'flwr[simulation]' into the "
+                    "environment of this Python"
+                )
+        self.home = Path(tempfile.mkdtemp(prefix="flwr-")).resolve()
+        self.log_path = self.home / "superlink.log"
+        try:
+            self._keeper = _start_keeper(self.home, keep=self._keep)
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        survivors = self._end()
+        if survivors and error is None:
+            raise SuperLinkError(
+                f"waited {END_TIMEOUT:.0f} s for the processes of the SuperLink in {self.home} to "
+                f"end; still there: {survivors}"
+            )
+
+    def run(
+        self,
+        app: str | Path,
+        *,
+        run_config: Mapping[str, bool | int | float | str] | None = None,
+        nodes: int = 16,
+        cpus_per_client: int = 1,
+        gpus_per_client: float = 0.0,
+        actors: int | None = None,
+        timeout: float = 300.0,
+        stream: bool = True,
+        echo: Callable[[str], object] | None = None,
+    ) -> FlowerRun:
+        """Run an app to its end, as ``flwr run APP --stream`` does.
+
+        Parameters
+        ----------
+        app : str or Path
+            The folder of the app.
+        run_config : mapping, optional
+            What to override in the app's ``[tool.flwr.app.config]``; dotted keys for tables.
+        nodes : int (default: 16)
+            The number of virtual nodes.
+        cpus_per_client : int (default: 1)
+            CPUs of each ClientApp.
+        gpus_per_client : float (default: 0.0)
+            Share of a GPU of each ClientApp.
+        actors : int, optional
+            How many ClientApps run at once; by default as many as the CPUs allow. It may be more
+            than that.
+        timeout : float (default: 300.0)
+            Seconds for the whole run, start-up included; a run that takes longer is stopped.
+        stream : bool (default: True)
+            Whether to wait for the end. If not, see :meth:`wait` and :meth:`stop`.
+        echo : callable, optional
+            Called with each line of the log, while the run goes on.
+
+        Raises
+        ------
+        SuperLinkError
+            If the app was refused or the timeout has passed. A run that fails raises nothing: see
+            :attr:`FlowerRun.status`.
+        """
+        started = time.monotonic()
+        federation: dict[str, bool | int | float | str] = {
+            "num-supernodes": nodes,
+            "client-resources-num-cpus": cpus_per_client,
+            "client-resources-num-gpus": float(gpus_per_client),
+        }
+        if actors is not None:
+            federation["init-args-num-cpus"] = actors * cpus_per_client
+        app = Path(app).resolve()
+        with tempfile.TemporaryDirectory(dir=self.home) as folder:
+            # A file and not an argument: Flower splits arguments at blanks and quotes.
+            arguments = ["--federation-config", _write_toml(federation, folder, "federation")]
+            if run_config:
+                arguments += ["--run-config", _write_toml(run_config, folder, "run")]
+            answer = self._ask(
+                ["run", str(app), *arguments], f"flwr run to submit {app.name}", min(timeout, 60.0)
+            )
+        spent = time.monotonic() - started
+        run = FlowerRun(run_id=int(answer["run-id"]), status="pending", seconds=spent)
+        if not stream:
+            return run
+        try:
+            return self.wait(run, timeout=max(timeout - spent, 0.0), echo=echo)
+        except SuperLinkError:
+            self.stop(run)
+            raise
+
+    def wait(
+        self,
+        run: FlowerRun,
+        *,
+        timeout: float = 300.0,
+        echo: Callable[[str], object] | None = None,
+    ) -> FlowerRun:
+        """Wait for the end of a run.
+
+        Parameters
+        ----------
+        run : FlowerRun
+            What :meth:`run` returned with ``stream=False``.
+        timeout : float (default: 300.0)
+            Seconds to wait.
+        echo : callable, optional
+            Called with each line of the log, from the first.
+
+        Raises
+        ------
+        SuperLinkError
+            If the run has not ended by then; it goes on.
+        """
+        started = time.monotonic()
+        lines: list[str] = []
+
+        def keep(line: str) -> None:
+            lines.append(line)
+            if echo is not None:
+                echo(line)
+
+        what = f"run {run.run_id} to finish"
+        self._flwr(["log", str(run.run_id), "--stream"], what, timeout, keep)
+        # The log ends shortly before the status changes.
+        while not (now := self._look_up(run.run_id)).finished:
+            if time.monotonic() - started > timeout:
+                raise self._overdue(f"{what} (it is {now.status})", timeout)
+            time.sleep(0.5)
+        seconds = run.seconds + time.monotonic() - started
+        return replace(now, log="\n".join(lines), seconds=seconds)
+
+    def stop(self, run: FlowerRun) -> FlowerRun:
+        """Stop a run, if it has not finished, and say how it stands."""
+        if not self._look_up(run.run_id).finished:
+            self._ask(["stop", str(run.run_id)], f"flwr stop to end run {run.run_id}")
+        return replace(self._look_up(run.run_id), log=run.log, seconds=run.seconds)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of the SuperLink and of the ``flwr`` commands that talk to it."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "RAY_ADDRESS"  # that is someone else's cluster
+        }
+        # Flower starts its own processes by name.
+        path = f"{_executable('flwr').parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+        own = {"FLWR_HOME": str(self.home), "PATH": path}
+        if len(str(self.home)) <= _LONGEST_RAY_FOLDER:
+            own["RAY_TMPDIR"] = str(self.home)
+        return {**inherited, **OFFLINE, **self._added, **own}
+
+    def _start(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        port = _free_port()
+        (self.home / "config.toml").write_text(
+            "[superlink]\n"
+            'default = "local"\n'
+            "[superlink.local]\n"
+            f'address = "127.0.0.1:{port}"\n'
+            "insecure = true\n",
+            encoding="utf-8",
+        )
+        command = [str(_executable("flower-superlink")), "--insecure", "--simulation"]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                cwd=self.home,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + self._start_timeout
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            if (code := self._process.poll()) is not None:
+                raise SuperLinkError(f"the SuperLink ended with exit code {code}{self._tail()}")
+            if time.monotonic() > deadline:
+                raise self._overdue("the SuperLink to answer", self._start_timeout)
+            time.sleep(0.1)
+
+    def _end(self) -> list[int]:
+        """End everything, and return the ids of the processes that would not."""
+        if self._keeper is not None and self._keeper.stdin is not None:
+            # The keeper also notices that this process is gone, so an interrupt here does no harm.
+            self._keeper.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(END_TIMEOUT + 10.0)
+        _end_processes(self.home)  # for the case that the keeper was killed
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        return sorted(_processes(self.home))
+
+    def _look_up(self, run_id: int) -> FlowerRun:
+        answer = self._ask(["ls", "--run-id", str(run_id)], f"flwr ls to describe run {run_id}")
+        try:
+            (entry,) = answer["runs"]
+            details = entry.get("status-details", "")
+            return FlowerRun(
+                run_id=run_id,
+                status=entry["status"],
+                details="" if details == "N/A" else details,
+            )
+        except (KeyError, TypeError, ValueError):
+            raise SuperLinkError(f"flwr ls described run {run_id} as {answer}") from None
+
+    def _ask(
+        self, arguments: Sequence[str], what: str, timeout: float = COMMAND_TIMEOUT
+    ) -> dict[str, Any]:
+        """Run a ``flwr`` command and read its answer."""
+        text = self._flwr([*arguments, "--format", "json"], what, timeout)
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            raise SuperLinkError(f"flwr {arguments[0]} answered no JSON: {text.strip()}") from None
+        if not isinstance(answer, dict) or not answer.get("success"):
+            reason = answer.get("error-message", answer) if isinstance(answer, dict) else answer
+            raise SuperLinkError(f"flwr {arguments[0]}: {reason}{self._tail()}")
+        return answer
+
+    def _flwr(
+        self,
+        arguments: Sequence[str],
+        what: str,
+        timeout: float,
+        echo: Callable[[str], object] | None = None,
+    ) -> str:
+        """Run a ``flwr`` command within a deadline and return what it printed."""
+        overdue = threading.Event()
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [str(_executable("flwr")), *arguments],
+                cwd=self.home,
+                env={**self.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+            def give_up() -> None:
+                overdue.set()
+                process.kill()
+
+            timer = threading.Timer(timeout, give_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                with cast(IO[bytes], process.stdout) as output:
+                    text = _read(output, echo)
+                code = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()
+                process.wait()
+            if overdue.is_set():
+                raise self._overdue(what, timeout)
+            if code:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip() or text.strip()
+                raise SuperLinkError(
+                    f"flwr {arguments[0]} ended with exit code {code}: {said}{self._tail()}"
+                )
+        return text
+
+    def _overdue(self, what: str, timeout: float) -> SuperLinkError:
+        return SuperLinkError(f"waited {timeout:.0f} s for {what}{self._tail()}")
+
+    def _tail(self, lines: int = 30) -> str:
+        """Quote the end of the SuperLink's log, without the requests it has answered."""
+        try:
+            with self.log_path.open(encoding="utf-8", errors="replace") as file:
+                last = deque((line for line in file if "[uvicorn.access]" not in line), lines)
+            tail = "".join(f"\n    {line.rstrip()}" for line in last)
+        except OSError:
+            tail = ""
+        return f"\n  the SuperLink's log ends with:{tail or ' nothing'}"
+
+
+def _executable(name: str) -> Path:
+    """Find a command of this environment, which need not be on the path."""
+    return Path(sys.executable).parent / name
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    # A proxy that the user has set knows nothing of this machine's ports.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=1.0) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _read(stream: IO[bytes], echo: Callable[[str], object] | None) -> str:
+    lines = []
+    for raw in stream:
+        line = raw.decode(errors="replace")
+        lines.append(line)
+        if echo is not None:
+            echo(line.rstrip("\r\n"))
+    return "".join(lines)
+
+
+def _write_toml(values: Mapping[str, bool | int | float | str], folder: str, name: str) -> str:
+    """Write values to a TOML file, whose strings are those of JSON."""
+    path = Path(folder) / f"{name}.toml"
+    lines = []
+    for key, value in values.items():
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(
+                f"{key}: Flower takes bool, int, float and str, got {type(value).__name__}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}: Flower takes finite numbers, got {value}")
+        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def _processes(home: Path) -> set[int]:
+    """Find the processes that were started in ``home`` or with it as their ``FLWR_HOME``.
+
+    Flower and Ray start processes in sessions of their own, so no process group holds them all, and
+    Ray writes its workers' titles over the environment that ``/proc`` shows. Each of them has the
+    working directory, or the environment, or a parent that has one of the two.
+    """
+    marker = b"\0FLWR_HOME=%s\0" % os.fsencode(home)
+    parents: dict[int, int] = {}
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        pid = int(folder.name)
+        try:
+            # The second field is a name in parentheses, which may hold anything.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            parents[pid] = int(parent)
+            environ = b"\0%s\0" % (folder / "environ").read_bytes()
+            if marker in environ or home in (cwd := (folder / "cwd").readlink(), *cwd.parents):
+                found.add(pid)
+        except (OSError, ValueError):
+            continue  # it has just ended, or is another user's
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def _end_processes(home: Path, timeout: float = END_TIMEOUT) -> None:
+    """End every process of ``home``: politely, then not."""
+    start = time.monotonic()
+    asked: set[int] = set()
+    while (left := _processes(home)) and (spent := time.monotonic() - start) < timeout:
+        if spent < timeout / 3:
+            _signal(left - asked, signal.SIGTERM)
+            asked |= left
+        else:
+            _signal(left, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _start_keeper(home: Path, *, keep: bool) -> subprocess.Popen[bytes]:
+    """Start the process that ends all others, when it is told to or when this one is gone.
+
+    It hears of both by the end of its standard input, in a session that no Ctrl-C reaches.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(home), "keep" if keep else "remove"],
+        cwd="/",
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _keep_watch(home: str, then: str) -> None:
+    sys.stdin.buffer.read()
+    _end_processes(Path(home))
+    if then == "remove":
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _keep_watch(*sys.argv[1:])
