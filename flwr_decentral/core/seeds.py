@@ -5,8 +5,8 @@ that streams do not overlap, do not depend on the order in which they are asked 
 same in every process. Nothing here touches a global generator.
 
 Purposes in use: ``"peers"`` (whom to send to), ``"queue"`` (order of sending), ``"loss"`` (lost
-messages), ``"stragglers"`` (which nodes are slow), ``"train"`` (the seed a trainer gets for a round),
-``"topology"`` and ``"evaluate"``.
+messages), ``"stragglers"`` (which nodes are slow), ``"train"`` (the seed a trainer gets for a
+round), ``"topology"`` and ``"evaluate"``.
 """
 
 from __future__ import annotations

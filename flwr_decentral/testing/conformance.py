@@ -37,7 +37,7 @@ from typing import Any, ClassVar, TypeVar
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from flwr_decentral.core import (
@@ -105,9 +105,7 @@ class AlgorithmConformance:
 
     def graphs(self) -> dict[str, Topology]:
         """List the topologies to run on, by name."""
-        return dict(
-            self.topologies or default_topologies(self.algorithm.capabilities.needs_tree)
-        )
+        return dict(self.topologies or default_topologies(self.algorithm.capabilities.needs_tree))
 
     def graph(self) -> Topology:
         """Return the topology of the checks that need only one."""
@@ -143,7 +141,8 @@ class AlgorithmConformance:
         problem = Targets(nodes=len(graph))
         options = {"initial": problem.tensors, "train": problem.train, **changes}
         cluster = kind(subject, topology=graph, faults=faults, rounds=rounds, **options)
-        cluster.run()
+        with np.errstate(all="ignore"):  # what a machine makes of a NaN is for the checks to say
+            cluster.run()
         _check_finished(cluster)
         return cluster
 
@@ -326,7 +325,14 @@ class AlgorithmConformance:
         assert np.isfinite(cluster.models).all()
 
     def test_survives_any_mix_of_faults(self, subject: Algorithm) -> None:
-        @settings(max_examples=10, derandomize=True, database=None, deadline=None)
+        # Without shrinking, which takes minutes where runs stall: the matrix has the simple cases.
+        @settings(
+            max_examples=10,
+            phases=[Phase.generate],
+            derandomize=True,
+            database=None,
+            deadline=None,
+        )
         @given(faults=_mixtures(len(self.graph())), seed=st.integers(0, 99))
         def check(faults: Faults, seed: int) -> None:
             cluster = self.run(subject, faults=faults, seed=seed)

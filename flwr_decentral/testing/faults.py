@@ -157,6 +157,7 @@ def fault_matrix(nodes: int, step: int = SECOND) -> dict[str, Faults]:
         "congestion": {"uplink": at(0.4)},
         "partition": {"partitions": (Split(at(3.5), at(23.5), half),)},
         "leave": {"outages": (Outage(odd, at(5.3)),)},
+        "leave-while-awaited": {"outages": (Outage(odd, at(8.85)),), "slow": {odd: 1.5}},
         "join": {"outages": (Outage(odd, 0, at(10.3)),)},
         "return": {"outages": (Outage(odd, at(5.3), at(12.7)), Outage(0, at(8.1), at(9)))},
         "slow": {"slow": {odd: 5.0}},

@@ -112,7 +112,9 @@ class TwinCluster(Cluster):
         commands, again = machine.step(event), twin.step(copy)
         line, other = format_step(node, event, commands), format_step(node, event, again)
         if line != other:
-            raise AssertionError(f"{self.suspicion}: the same event led to\n    {line}\nand to\n    {other}")
+            raise AssertionError(
+                f"{self.suspicion}: the same event led to\n    {line}\nand to\n    {other}"
+            )
         self._compare(node, machine.snapshot(), twin.snapshot())
         return commands
 
@@ -176,10 +178,14 @@ class CautiousCluster(Cluster):
         before = _event_fingerprint(event)
         commands = machine.step(event)
         if _event_fingerprint(event) != before:
-            raise AssertionError(f"a machine changed the {type(event).__name__} event that it was given")
+            raise AssertionError(
+                f"a machine changed the {type(event).__name__} event that it was given"
+            )
         waits = machine.waits_for
         if list(waits) != sorted(set(waits) & set(machine.site.neighbors)):
-            raise AssertionError(f"waits_for must name neighbors of node {node}, ascending; got {waits}")
+            raise AssertionError(
+                f"waits_for must name neighbors of node {node}, ascending; got {waits}"
+            )
         return commands
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("flwr_datasets")
@@ -72,8 +72,18 @@ class Node:
         return self.call("evaluate", RecordDict({"arrays": arrays}))["metrics"]
 
     def call(self, kind, content):
-        message = Message(content, dst_node_id=1, message_type=kind)
-        message.metadata.__dict__["_message_id"] = "1"
+        metadata = Metadata(
+            run_id=1,
+            message_id="1",
+            src_node_id=1,
+            dst_node_id=1,
+            reply_to_message_id="",
+            group_id="",
+            created_at=0.0,
+            ttl=60.0,
+            message_type=kind,
+        )
+        message = Message(metadata=metadata, content=content)
         return self.app(message, self.context).content
 
 
@@ -229,7 +239,6 @@ def test_whatever_can_be_set_can_be_overridden(run_config):
     compute = {f"compute.{field.name}" for field in dataclasses.fields(Compute)}
     assert compute - set(run_config) == {"compute.factors", "compute.trace"}  # one for each node
     for name in ("divshare", "dpsgd", "local"):
-        algorithm = resolve(name, run_config, {}).algorithm
-        assert {f"{name}.{key.replace('_', '-')}" for key in algorithm.parameters} <= set(
-            run_config
-        )
+        parameters = resolve(name, run_config, {}).algorithm.parameters
+        keys = {f"{name}.{key.replace('_', '-')}" for key in parameters}
+        assert keys - set(run_config) <= {"divshare.granularity", "divshare.partition-seed"}
