@@ -1,7 +1,8 @@
 """What an algorithm is: machines, events, commands, and the vocabulary they need.
 
-Nothing here does I/O, reads a clock or draws from a global generator. See
-:mod:`flwr_decentral.core.algorithm` for the contract and a complete example.
+Nothing here does I/O (a topology file aside, which is read before a run), reads a clock or draws
+from a global generator. See :mod:`flwr_decentral.core.algorithm` for the contract and a complete
+example.
 """
 
 from . import mixing, topology

@@ -192,12 +192,12 @@ class Machine(ABC):
     """The running state of an algorithm on one node.
 
     A subclass implements the ``on_...`` methods that it needs. Each returns or yields commands. It
-    lists the names of its changing attributes in ``STATE``; values are numbers, strings, arrays,
-    generators, mailboxes, and tuples, lists, dicts and sets of these, so that they can be saved
-    without pickle.
+    lists the names of its changing attributes in ``STATE``. Their values are numbers, strings,
+    arrays, tuples, lists, dicts and sets of these, generators or mailboxes, so that they can be
+    saved without pickle.
 
     Messages whose payload is not finite, or that come from a node that is not a neighbor, never
-    reach :meth:`on_received`: they are counted, and :meth:`on_rejected` is told.
+    reach :meth:`on_received`: they are counted. :meth:`on_rejected` is told of the former.
 
     Attributes
     ----------
@@ -231,9 +231,11 @@ class Machine(ABC):
         """
         match event:
             case Received():
-                reason = self._refusal(event)
-                if reason:
-                    wasted = Report(name=reason, nbytes=event.message.nbytes)
+                payload, nbytes = event.message.payload, event.message.nbytes
+                if event.source not in self.site.topology[self.site.node]:
+                    return [Report(name="message-of-a-stranger", nbytes=nbytes)]
+                if payload is not None and not self.site.ops.finite(payload):
+                    wasted = Report(name="payload-not-finite", nbytes=nbytes)
                     return [wasted, *self.on_rejected(event)]
             case Started():
                 self.up = set(event.up)
@@ -242,14 +244,6 @@ class Machine(ABC):
             case PeerDown():
                 self.up.discard(event.peer)
         return list(_HANDLERS[type(event)](self, event))
-
-    def _refusal(self, event: Received) -> str | None:
-        if event.source not in self.site.topology[self.site.node]:
-            return "message-of-a-stranger"
-        payload = event.message.payload
-        if payload is not None and not self.site.ops.finite(payload):
-            return "payload-not-finite"
-        return None
 
     @property
     def waits_for(self) -> tuple[int, ...]:

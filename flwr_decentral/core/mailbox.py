@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .message import Vector
+from .message import HEADER_BYTES, Vector
 
 
 class Letter(NamedTuple):
@@ -15,6 +15,11 @@ class Letter(NamedTuple):
     slot: int
     step: int
     payload: Vector
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it took on the wire, header included."""
+        return HEADER_BYTES + self.payload.nbytes
 
 
 class Mailbox:

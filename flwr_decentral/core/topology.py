@@ -12,8 +12,9 @@ a :class:`networkx.Graph`  any graph on the nodes 0 to n-1; its attributes do no
 
 Whatever it came from, :func:`build` returns a frozen :class:`networkx.Graph` whose nodes and
 edges are in ascending order, so that equal topologies are equal in every process. It keeps its
-spec under ``graph.graph["name"]``, and the spec, n and the seed build it again. Random families
-are drawn anew until they are connected, each time from the next seed of a purpose of their own.
+spec (or the name of the graph it was made of) under ``graph.graph["name"]``; a spec, n and the run
+seed build it again. Random families are drawn anew until they are connected, each time from the
+next seed of a purpose of their own.
 """
 
 from __future__ import annotations
@@ -300,6 +301,7 @@ def _random_regular(n: int, seed: int, degree: int | None = None) -> nx.Graph[in
 def _erdos_renyi(n: int, seed: int, p: float | None = None) -> nx.Graph[int]:
     # Twice the threshold of connectivity.
     p = min(1.0, 2 * math.log(max(n, 2)) / n) if p is None else p
+    # A p that 1 - p does not show would make the generator divide by zero.
     if not 0.0 <= 1.0 - p < 1.0:
         raise ConfigurationError(f"p of erdos-renyi is a probability above 0, got {p}")
     return nx.fast_gnp_random_graph(n, p, seed=seed)

@@ -45,7 +45,7 @@ def vector_digest(vector: Vector) -> str:
     >>> vector_digest(np.zeros(3, np.float32))
     '24f29c3559b2b01f'
     """
-    return blake2b(np.ascontiguousarray(vector).data.cast("B"), digest_size=8).hexdigest()
+    return blake2b(np.ascontiguousarray(vector).data, digest_size=8).hexdigest()
 
 
 def format_vector(vector: Vector | None) -> str:

@@ -3,7 +3,8 @@
 This package is the only one that imports flwr.
 """
 
+from .app import ClientApp
 from .mod import decentral_mod
 from .strategy import Decentral, DecentralResult, decentral
 
-__all__ = ["Decentral", "DecentralResult", "decentral", "decentral_mod"]
+__all__ = ["ClientApp", "Decentral", "DecentralResult", "decentral", "decentral_mod"]

@@ -65,10 +65,17 @@ class FrameBuffer:
         start = _PREFIX.size + length
         if len(data) < start:
             return None
-        header = json.loads(data[_PREFIX.size : start])
-        lengths = header.pop("lengths")
-        end = start + sum(lengths)
-        if len(lengths) != count or len(data) < end:
+        try:
+            header = json.loads(data[_PREFIX.size : start])
+            lengths = header.pop("lengths")
+            end = start + sum(lengths)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RuntimeFault(f"a frame on the local socket has no header: {error!r}") from error
+        if len(lengths) != count or any(size < 0 for size in lengths):
+            raise RuntimeFault(
+                f"a frame on the local socket claims {count} byte strings of lengths {lengths}"
+            )
+        if len(data) < end:
             return None
         blobs = []
         for size in lengths:

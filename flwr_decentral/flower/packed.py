@@ -12,12 +12,11 @@ that dies takes its tasks with it; their inputs are untouched, and they run agai
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Final
@@ -44,11 +43,13 @@ _TTL: Final = 30 * 24 * 3600.0
 
 @dataclass
 class _Host:
-    """A client process that serves tasks."""
+    """A client process that serves tasks, or has a question."""
 
     connection: socket.socket
     buffer: FrameBuffer = field(default_factory=FrameBuffer)
+    outgoing: bytearray = field(default_factory=bytearray)
     tasks: dict[int, Task] = field(default_factory=dict)
+    known: bool = False
     serves: bool = False
 
 
@@ -138,7 +139,7 @@ class PackedDispatcher(Dispatcher):
         """Tell every host to leave, those included whose turn has yet to come."""
         self._open = False
         for host in self._hosts.values():
-            self._leave(host)
+            self._send(host, {"do": "leave"})
         deadline = time.monotonic() + self.patience
         while self._messages:
             self._attend(0.005)
@@ -147,10 +148,6 @@ class PackedDispatcher(Dispatcher):
                 raise RuntimeFault(
                     f"{len(self._messages)} client processes did not return when they were told to"
                 )
-
-    def _leave(self, host: _Host) -> None:
-        with contextlib.suppress(OSError):
-            host.connection.sendall(encode_frame({"do": "leave"}))
 
     def _pull_hosts(self) -> None:
         for reply in self.meter.pull(self._messages):
@@ -180,18 +177,22 @@ class PackedDispatcher(Dispatcher):
 
     def _attend(self, seconds: float) -> None:
         """Handle what arrives within some seconds, and keep the hosts busy."""
-        for key, _ in self._selector.select(seconds):
+        for key, events in self._selector.select(seconds):
             if key.fileobj is self._listener.socket:
                 self._accept()
-            else:
-                self._read(self._hosts[key.fileobj])  # type: ignore[index]
+                continue
+            host = self._hosts[key.fileobj]  # type: ignore[index]
+            if events & selectors.EVENT_WRITE:
+                self._write(host)
+            if events & selectors.EVENT_READ:
+                self._read(host)
         self._fill()
 
     def _accept(self) -> None:
         connection = self._listener.accept()
         if connection is None:
             return
-        connection.settimeout(self.patience)
+        connection.setblocking(False)
         self._hosts[connection] = _Host(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
@@ -200,28 +201,34 @@ class PackedDispatcher(Dispatcher):
             data = host.connection.recv(1 << 20)
         except OSError:
             data = b""
+        try:
+            frames = host.buffer.feed(data)
+        except RuntimeFault as error:
+            log(WARNING, "Closed a connection: %s", error)
+            data, frames = b"", []
+        for frame in frames:
+            if not host.known and frame.header.get("token") != self.job.token:
+                log(WARNING, "Closed a connection: it has not shown the run's token.")
+                data = b""
+                break
+            self._handle(host, frame)
         if not data:
             self._forget(host)
-            return
-        for frame in host.buffer.feed(data):
-            self._handle(host, frame)
 
     def _handle(self, host: _Host, frame: Frame) -> None:
         header = frame.header
-        if "token" in header:
-            if header["token"] != self.job.token:
-                self._forget(host)
+        if not host.known:
+            host.known = True
         elif header.get("do") == "serve":
             host.serves = True
             self._seen = max(self._seen, sum(other.serves for other in self._hosts.values()))
             if not self._open:
-                self._leave(host)
+                self._send(host, {"do": "leave"})
         elif header.get("do") == "get-state":
-            state = self._state.get(header["node"], b"")
-            host.connection.sendall(encode_frame({"do": "state"}, [state]))
+            self._send(host, {"do": "state"}, [self._state.get(header["node"], b"")])
         elif header.get("do") == "put-state":
             self._state[header["node"]] = frame.blobs[0]
-            host.connection.sendall(encode_frame({"do": "done"}))
+            self._send(host, {"do": "done"})
         else:
             self._finish(host, header["node"], *frame.blobs)
 
@@ -260,10 +267,26 @@ class PackedDispatcher(Dispatcher):
                 "seed": task.seed,
                 "virtual-time": to_seconds(task.at),
             }
-            try:
-                host.connection.sendall(encode_frame(header, [self._state.get(node, b"")]))
-            except OSError:
-                self._forget(host)
+            self._send(host, header, [self._state.get(node, b"")])
+
+    def _send(self, host: _Host, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send what the host takes now, and the rest when it reads on.
+
+        Waiting for it here would be a deadlock: it may itself be sending a large state.
+        """
+        host.outgoing += encode_frame(header, blobs)
+        self._write(host)
+
+    def _write(self, host: _Host) -> None:
+        try:
+            while host.outgoing:
+                del host.outgoing[: host.connection.send(host.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            host.outgoing.clear()  # it has gone, which reading will tell
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host.outgoing else 0)
+        self._selector.modify(host.connection, events)
 
     def _serving(self) -> Iterator[_Host]:
         return (host for host in self._hosts.values() if host.serves)

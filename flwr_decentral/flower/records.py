@@ -49,7 +49,8 @@ def to_numpy(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 def to_record(model: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Serialize named arrays into a record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in model.items()})
+    # Not numpy.ascontiguousarray, which makes a vector of a scalar.
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in model.items()})
 
 
 def model_record(layout: Layout, vector: Vector, private: NDArray[np.uint8]) -> ArrayRecord:

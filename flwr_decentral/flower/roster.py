@@ -41,7 +41,7 @@ class Roster:
     node_ids : tuple of int, shape (n,)
         Flower's id of each node index.
     evaluates : bool
-        Whether the clients have an evaluate function.
+        Whether the clients are to evaluate, and have an evaluate function.
     versions : mapping of str to str
         Versions of what the clients run on.
     threads : int
@@ -54,7 +54,9 @@ class Roster:
     threads: int
 
 
-def call_roll(grid: GridMeter, *, at_least: int, patience: float) -> Roster:
+def call_roll(
+    grid: GridMeter, *, at_least: int, patience: float, evaluation: bool = True
+) -> Roster:
     """Find every node and its index.
 
     Parameters
@@ -65,6 +67,8 @@ def call_roll(grid: GridMeter, *, at_least: int, patience: float) -> Roster:
         Refuse to start with fewer nodes.
     patience : float
         Seconds to wait for nodes to register and to answer.
+    evaluation : bool (default: True)
+        Whether nodes are to evaluate at all.
 
     Raises
     ------
@@ -95,7 +99,7 @@ def call_roll(grid: GridMeter, *, at_least: int, patience: float) -> Roster:
     some = facts[first[0]]
     return Roster(
         node_ids=_order(facts, expected),
-        evaluates=_evaluates(grid, first[0], deadline),
+        evaluates=evaluation and _evaluates(grid, first[0], deadline),
         versions=some["versions"],
         threads=some["threads"],
     )

@@ -195,6 +195,7 @@ class Decentral:
             meter,
             at_least=max(self.options.min_available_nodes, self.options.min_train_nodes),
             patience=self.settings.setup_timeout,
+            evaluation=self.options.fraction_evaluate > 0,
         )
         run = self._prepare(layout, models, len(roster.node_ids), num_rounds)
         result = DecentralResult()
@@ -352,7 +353,7 @@ class Decentral:
         """Evaluate the final models, unless that has just been done, and average them."""
         final = engine.plan.rounds or engine.trainings // len(engine.machines)
         last = watcher.evaluations[-1] if watcher.evaluations else None
-        if last is None or last.round != final or last.virtual_time_s * 1e9 != engine.now:
+        if last is None or last.round != final or from_seconds(last.virtual_time_s) != engine.now:
             if last is not None and last.round == final:
                 watcher.evaluations.pop()
             watcher.barrier(engine, final)

@@ -70,7 +70,9 @@ class Reference:
         plan = _rotation_plan(partition, fragment)
         payload = np.empty(partition.length(fragment), np.float32)
         cut = len(plan.blocks) * partition.granularity
-        _matrix(x, partition).take(plan.blocks, axis=0, out=_matrix(payload[:cut], partition))
+        rows = _matrix(payload[:cut], partition)
+        # Every index is valid; clipping spares numpy a copy that it makes to raise cleanly.
+        _matrix(x, partition).take(plan.blocks, axis=0, out=rows, mode="clip")
         payload[cut:] = x[plan.tail]
         return payload
 

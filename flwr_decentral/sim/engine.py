@@ -14,7 +14,7 @@ priority  entry               what it leads to
 ========  ==================  ====================================================================
 0         training done       ``TrainDone`` or ``TrainFailed``
 1         change              nodes go down or up, partitions start or end: ``PeerDown``, ``PeerUp``
-2         first byte          a message enters a limited downlink
+2         first byte          a message enters a limited downlink (if latencies differ)
 3         arrival             ``Received``, or the message was lost
 4         uplink free         the next message starts; ``LinkIdle``
 5         timer               ``TimerFired``
@@ -28,9 +28,10 @@ for whom.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,7 @@ from flwr_decentral.core import (
     Algorithm,
     AlgorithmError,
     Command,
+    ConfigurationError,
     DropQueued,
     Event,
     Halt,
@@ -103,6 +105,11 @@ class Plan:
         Virtual nanoseconds after which the run ends; at least one of the two is given.
     barrier_every : int (default: 0)
         Call the barrier each time the nodes have done this many rounds on average; 0 is never.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing would end the run.
     """
 
     algorithm: Algorithm
@@ -115,6 +122,18 @@ class Plan:
     rounds: int | None = None
     duration: int | None = None
     barrier_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            return
+        if self.duration is None:
+            raise ConfigurationError("nothing would end the run: give it rounds or a duration")
+        for node, times in enumerate(self.conditions.durations):
+            if not any(times):
+                raise ConfigurationError(
+                    f"a run of a given duration would never end: the rounds of node {node} take "
+                    "no time; set compute.seconds, or give rounds instead"
+                )
 
 
 @dataclass
@@ -155,7 +174,7 @@ class _Node:
     up: bool = False
     started: bool = False
     ended: bool = False
-    out_of_time: bool = False
+    halted: bool = False
     training: tuple[int, Vector, int] | None = None
     uplink_event: int = -1
     last_round: int = 0
@@ -199,6 +218,8 @@ class Engine:
         Bytes by their fate.
     tallies : dict of str to Tally
         What the machines and the engine have counted.
+    trainings : int
+        How many trainings have ended, on all nodes together.
     """
 
     def __init__(
@@ -212,6 +233,7 @@ class Engine:
         self.now = 0
         self.traffic = Traffic()
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self.trainings = 0
         self.machines: list[Machine] = [
             plan.algorithm.machine(
                 Site(
@@ -232,12 +254,11 @@ class Engine:
         self._nodes = [_Node() for _ in self.machines]
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
-        self._under_way: Counter[int] = Counter()
+        self._under_way = 0
         self._unended = len(self._nodes)
         self._first_errors: dict[int, str] = {}
         self._barriers = 0
-        self._adjacent = [plan.topology[node] for node in range(len(self._nodes))]
-        self._has_churn = bool(plan.conditions.changes())
+        self._changes = _changes(plan.conditions)
         self._wants_idle = plan.algorithm.capabilities.link_idle
 
     # ------------------------------------------------------------------------------ the run
@@ -258,9 +279,9 @@ class Engine:
         AlgorithmError
             If a machine broke the contract.
         """
-        for at in self.plan.conditions.changes():
+        for at, nodes in self._changes.items():
             if at:  # what holds from the start on is in the first events
-                self._push(at, _CHANGE, self._change, ())
+                self._push(at, _CHANGE, self._change, (nodes,))
         for node, state in enumerate(self._nodes):
             state.up = self.plan.conditions.is_up(node, 0)
             self._check_gone(node)
@@ -275,18 +296,13 @@ class Engine:
             handler(*arguments)
         if self._unended:
             if not self._heap:
-                self._check_stalled()
+                raise self._stalled()
             self.now = self.now if limit is None else limit
         return self._finish()
 
     def models(self) -> list[Vector]:
         """List the current model of every node."""
         return [machine.model for machine in self.machines]
-
-    @property
-    def trainings(self) -> int:
-        """How many trainings have ended, on all nodes together."""
-        return sum(state.trained for state in self._nodes)
 
     @property
     def idle_share(self) -> float:
@@ -302,27 +318,28 @@ class Engine:
         return self.traffic.lost + sum(tally.nbytes for tally in self.tallies.values())
 
     def _finish(self) -> str:
-        for node in range(len(self._nodes)):
-            reports = self.machines[node].step(Stopped(at=self.now, reason="the run has ended"))
-            self._obey(node, [command for command in reports if isinstance(command, Report)])
-            self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node))
-        self.traffic.lost += sum(self._under_way.values())
+        for node, state in enumerate(self._nodes):
+            if state.started and state.up:
+                event = Stopped(at=self.now, reason="the run has ended")
+                commands = self.machines[node].step(event)
+                self.journal.event(node, event, commands)
+                for command in commands:
+                    if isinstance(command, Report):
+                        self._count(command)
+            self._drop(node)
+        self.traffic.lost += self._under_way
         for node, model in enumerate(self.models()):
             self.journal.model(node, model)
         return self.journal.digest
 
-    def _check_stalled(self) -> None:
-        present = [
-            node for node, state in enumerate(self._nodes) if not (state.ended or state.out_of_time)
-        ]
-        if not present:
-            return
+    def _stalled(self) -> RuntimeFault:
+        present = [node for node, state in enumerate(self._nodes) if not state.ended]
         lines = []
         for node in present[:8]:
             waits = ", ".join(map(str, self.machines[node].waits_for)) or "nobody it can name"
             lines.append(f"node {node} (round {self._nodes[node].last_round}) waits for {waits}")
         more = f" and {len(present) - 8} more" if len(present) > 8 else ""
-        raise RuntimeFault(
+        return RuntimeFault(
             f"the run has stalled at {to_seconds(self.now):.3f} s of virtual time: nothing is left "
             f"to happen, but {'; '.join(lines)}{more}. An algorithm that waits needs a time-out "
             "where messages can be lost"
@@ -342,28 +359,35 @@ class Engine:
         self.journal.note(f"{self.now} {node} {line}")
         commands = self.machines[node].step(event)
         self.journal.event(node, event, commands)
-        self._obey(node, commands)
+        if commands:
+            self._obey(node, commands)
 
     def _obey(self, node: int, commands: Iterable[Command]) -> None:
+        sends = False
         for command in commands:
             match command:
                 case Send():
                     self._send(node, command.to, command.message)
+                    sends = True
+                case Report():
+                    self._count(command)
                 case Train():
                     self._train(node, command)
                 case DropQueued():
-                    dropped = self._links.drop(node, command.to)
-                    self.traffic.dropped += sum(message.nbytes for message in dropped)
+                    self._drop(node, command.to)
                 case SetTimer():
-                    self._set_timer(node, command)
-                case Report():
-                    tally = self.tallies[command.name]
-                    tally.count += command.count
-                    tally.total += command.total
-                    tally.nbytes += command.nbytes
+                    self._set_timer(node, command.name, command.at)
                 case Halt():
+                    self._nodes[node].halted = True
                     self._end(node)
-        self._pump(node)
+        if sends:
+            self._pump(node)
+
+    def _count(self, report: Report) -> None:
+        tally = self.tallies[report.name]
+        tally.count += report.count
+        tally.total += report.total
+        tally.nbytes += report.nbytes
 
     def _end(self, node: int) -> None:
         state = self._nodes[node]
@@ -385,29 +409,35 @@ class Engine:
 
     def _train(self, node: int, command: Train) -> None:
         plan, state = self.plan, self._nodes[node]
-        if state.training is not None or command.round <= state.last_round:
-            raise AlgorithmError(
-                f"{plan.algorithm.name} asks node {node} to train round {command.round} "
-                + (
-                    f"while round {state.training[0]} is in flight"
-                    if state.training is not None
-                    else f"after round {state.last_round}"
-                )
-            )
+        self._check_train(node, command)
+        duration = plan.conditions.duration_ns(node, command.round)
+        state.training = (command.round, command.model, duration)
+        state.last_round = command.round
         if plan.rounds is not None and command.round > plan.rounds:
             self._end(node)
             return
-        state.last_round = command.round
-        duration = plan.conditions.duration_ns(node, command.round)
         due = plan.conditions.completion_ns(node, self.now, duration)
-        if due is None or (plan.duration is not None and due > plan.duration):
-            state.out_of_time = True
-            return
-        state.training = (command.round, command.model, duration)
-        seed = plan.seeds.number(node, "train", command.round)
-        task = Task(node=node, round=command.round, seed=seed, at=self.now, due=due)
-        self._trainer.dispatch(task, command.model)
+        if due is None:
+            return  # the node is gone for good before it is done
         self._push(due, _DONE, self._trained, (node,))
+        if plan.duration is None or due <= plan.duration:
+            seed = plan.seeds.number(node, "train", command.round)
+            task = Task(node=node, round=command.round, seed=seed, at=self.now, due=due)
+            self._trainer.dispatch(task, command.model)
+
+    def _check_train(self, node: int, command: Train) -> None:
+        state = self._nodes[node]
+        if state.training is not None:
+            breach = f"while round {state.training[0]} is in flight"
+        elif command.round <= state.last_round:
+            breach = f"after round {state.last_round}"
+        elif state.halted:
+            breach = "after it has halted"
+        else:
+            return
+        raise AlgorithmError(
+            f"{self.plan.algorithm.name} asks node {node} to train round {command.round} {breach}"
+        )
 
     def _trained(self, node: int) -> None:
         state = self._nodes[node]
@@ -416,6 +446,7 @@ class Engine:
         outcome = self._trainer.wait(node)
         state.training = None
         state.trained += 1
+        self.trainings += 1
         state.busy_ns += duration
         self._observer.trained(self, node, round, outcome)
         if outcome.model is None:
@@ -457,10 +488,14 @@ class Engine:
     # ------------------------------------------------------------------------------ messages
 
     def _reachable(self, a: int, b: int) -> bool:
-        return not self._has_churn or self.plan.conditions.reachable(a, b, self.now)
+        return not self._changes or self.plan.conditions.reachable(a, b, self.now)
+
+    def _drop(self, node: int, to: int | None = None) -> None:
+        dropped = self._links.drop(node, to)
+        self.traffic.dropped += sum(message.nbytes for message in dropped)
 
     def _send(self, node: int, to: int, message: Message) -> None:
-        if to not in self._adjacent[node]:
+        if not self.plan.topology.has_edge(node, to):
             raise AlgorithmError(
                 f"{self.plan.algorithm.name} on node {node} sends to {to}, which is no neighbor"
             )
@@ -471,55 +506,53 @@ class Engine:
 
     def _pump(self, node: int) -> None:
         """Start what the uplink has room for."""
-        links, state = self._links, self._nodes[node]
+        links, traffic = self._links, self.traffic
         while (transfer := links.start(node, self.now)) is not None:
-            nbytes = transfer.message.nbytes
-            self.traffic.sent += nbytes
+            traffic.sent += transfer.nbytes
             if transfer.lost:
-                self.traffic.lost += nbytes
+                traffic.lost += transfer.nbytes
             else:
-                self._under_way[node] += nbytes
-                if links.has_downlink(transfer.dst):
-                    at = links.first_byte(transfer)
-                    self._push(at, _FIRST_BYTE, self._first_byte, (transfer,))
+                self._under_way += transfer.nbytes
+                if links.in_order(transfer.dst):
+                    self._expect(transfer)
                 else:
-                    self._push(links.arrival(transfer), _ARRIVAL, self._arrive, (transfer,))
+                    at = links.first_byte(transfer)
+                    self._push(at, _FIRST_BYTE, self._expect, (transfer,))
             if transfer.sent > self.now:
-                state.uplink_event = self._push(
+                self._nodes[node].uplink_event = self._push(
                     transfer.sent, _UPLINK, self._uplink_free, (node, self._sequence + 1)
                 )
+                return
 
     def _uplink_free(self, node: int, number: int) -> None:
         if self._nodes[node].uplink_event != number:
             return  # the node has been down since
         self._pump(node)
-        if self._wants_idle and not self._links.backlog(node) and self._nodes[node].up:
+        if self._wants_idle and self._links.is_idle(node, self.now):
             self._step(node, LinkIdle(at=self.now), "I")
 
-    def _first_byte(self, transfer: Transfer) -> None:
+    def _expect(self, transfer: Transfer) -> None:
         self._push(self._links.arrival(transfer), _ARRIVAL, self._arrive, (transfer,))
 
     def _arrive(self, transfer: Transfer) -> None:
-        message, node = transfer.message, transfer.dst
-        self._under_way[transfer.src] -= message.nbytes
+        source, node, message, nbytes, *_ = transfer
+        self._under_way -= nbytes
         if self._links.broken(transfer, self.now):
-            self.traffic.lost += message.nbytes
+            self.traffic.lost += nbytes
             return
-        self.traffic.arrived += message.nbytes
-        event = Received(at=self.now, source=transfer.src, message=message)
+        self.traffic.arrived += nbytes
+        event = Received(at=self.now, source=source, message=message)
         header = ",".join(map(str, message.header.values()))
-        self._step(node, event, f"R {transfer.src} {message.kind} {message.step} {header}")
+        self._step(node, event, f"R {source} {message.kind} {message.step} {header}")
 
     # ------------------------------------------------------------------------------ timers
 
-    def _set_timer(self, node: int, command: SetTimer) -> None:
+    def _set_timer(self, node: int, name: str, at: int | None) -> None:
         timers = self._nodes[node].timers
-        timers.pop(command.name, None)
-        if command.at is not None:
-            at = max(command.at, self.now)
-            timers[command.name] = self._push(
-                at, _TIMER, self._fire, (node, command.name, self._sequence + 1)
-            )
+        timers.pop(name, None)
+        if at is not None:
+            arguments = (node, name, self._sequence + 1)
+            timers[name] = self._push(max(at, self.now), _TIMER, self._fire, arguments)
 
     def _fire(self, node: int, name: str, number: int) -> None:
         state = self._nodes[node]
@@ -528,62 +561,69 @@ class Engine:
         del state.timers[name]
         if not state.up:
             back = self.plan.conditions.completion_ns(node, self.now, 0)
-            if back is not None:
-                self._set_timer(node, SetTimer(name=name, at=back))
+            self._set_timer(node, name, back)
             return
         self._step(node, TimerFired(at=self.now, name=name), f"W {name}")
 
     # ------------------------------------------------------------------------------ churn
 
-    def _change(self) -> None:
+    def _change(self, nodes: Sequence[int]) -> None:
         """Let nodes go down and come up, and tell those who are up what has changed."""
         conditions, before = self.plan.conditions, self.now - 1
-        changed, returned = set(), set()
-        for node, state in enumerate(self._nodes):
-            up = conditions.is_up(node, self.now)
-            if up != state.up:
-                changed.add(node)
-                if up:
-                    state.up = True
-                    returned.add(node)
-                else:
-                    self._go_down(node)
+        returned = []
+        for node in nodes:
+            if conditions.is_up(node, self.now):
+                returned.append(node)
+            else:
+                self._go_down(node)
         split = any(self.now in (start, end) for start, end, _ in conditions.partitions)
-        ends = range(len(self._nodes)) if split else changed
-        for node, peer in sorted((other, end) for end in ends for other in self._adjacent[end]):
-            if not self._nodes[node].up or node in returned:
+        ends = range(len(self._nodes)) if split else nodes
+        adjacent = self.plan.topology
+        for node, peer in sorted((other, end) for end in ends for other in adjacent[end]):
+            if not self._nodes[node].up:
                 continue
             was, is_now = conditions.reachable(node, peer, before), self._reachable(node, peer)
             if was and not is_now:
                 self._lose(node, peer)
             elif is_now and not was:
                 self._step(node, PeerUp(at=self.now, peer=peer), f"U {peer}")
-        for node in sorted(returned):
+        for node in returned:
             self._come_back(node)
 
     def _go_down(self, node: int) -> None:
         state = self._nodes[node]
         state.up = False
         state.uplink_event = -1
-        self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node))
+        self._drop(node)
         self._links.reset(node, self.now)
         self._check_gone(node)
 
     def _lose(self, node: int, peer: int) -> None:
-        self.traffic.dropped += sum(message.nbytes for message in self._links.drop(node, peer))
+        self._drop(node, peer)
         self._step(node, PeerDown(at=self.now, peer=peer), f"D {peer}")
 
     def _come_back(self, node: int) -> None:
         """Let a node that was down see its links break and be made again."""
+        self._nodes[node].up = True
         if not self._nodes[node].started:
             self._start(node)
             return
         machine = self.machines[node]
         for peer in sorted(machine.up):
-            self._step(node, PeerDown(at=self.now, peer=peer), f"D {peer}")
+            self._lose(node, peer)
         for peer in machine.site.neighbors:
             if self._reachable(node, peer):
                 self._step(node, PeerUp(at=self.now, peer=peer), f"U {peer}")
+
+
+def _changes(conditions: Conditions) -> dict[int, list[int]]:
+    """List the nodes that go down or come up at each time of a change, both ascending."""
+    changes: dict[int, list[int]] = {at: [] for at in conditions.changes()}
+    for node, outages in enumerate(conditions.outages):
+        for at in chain.from_iterable(outages):
+            if at is not None:
+                changes[at].append(node)
+    return changes
 
 
 def consensus_distance(models: Iterable[Vector]) -> float:

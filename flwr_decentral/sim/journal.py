@@ -34,8 +34,7 @@ class Journal:
 
     def note(self, line: str) -> None:
         """Add one line to the digest."""
-        self._hash.update(line.encode())
-        self._hash.update(b"\n")
+        self._hash.update(f"{line}\n".encode())
 
     def event(self, node: int, event: Event, commands: Sequence[Command]) -> None:
         """Add an event and what it led to to the transcript, if there is one."""
@@ -45,7 +44,7 @@ class Journal:
     def model(self, node: int, model: Vector) -> None:
         """Add a final model to the digest."""
         self.note(f"model {node}")
-        self._hash.update(model.data.cast("B"))
+        self._hash.update(model.data)
 
     @property
     def digest(self) -> str:

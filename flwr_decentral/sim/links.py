@@ -10,9 +10,12 @@ The model of a link, all of it:
   that is served in order of first bytes, and a message has arrived when its last byte is there and
   the downlink has worked off everything up to it.
 * A message is **lost** with a fixed probability, or when an end of its link goes down or a
-  partition cuts it before it has arrived. It has used the sender's uplink all the same.
+  partition cuts it before it has arrived. It has used the sender's uplink all the same, and the
+  receiver's downlink if its first byte had come.
+* When a node goes down, its uplink and its downlink fall idle.
 
-With unlimited bandwidth a message needs the latency alone.
+With unlimited bandwidth a message needs the latency alone, and an uplink that is never busy never
+falls idle.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from flwr_decentral.core import Message, Seeds
 
@@ -30,6 +34,7 @@ _BITS_PER_BYTE = 8
 _NANOSECONDS = 1_000_000_000
 
 
+@lru_cache(maxsize=1024)
 def transfer_ns(nbytes: int, bps: float) -> int:
     """Compute how long a link of ``bps`` bits per second is busy with a message, rounded up.
 
@@ -43,8 +48,7 @@ def transfer_ns(nbytes: int, bps: float) -> int:
     return 0 if math.isinf(bps) else math.ceil(nbytes * _BITS_PER_BYTE * _NANOSECONDS / bps)
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A message on its way.
 
     Attributes
@@ -53,15 +57,18 @@ class Transfer:
         From whom, to whom.
     message : Message
         What.
+    nbytes : int
+        How much, header included.
     start, sent : int
         When the uplink starts and ends with it, in nanoseconds.
     lost : bool
-        Whether it is lost on the way by chance.
+        Whether it never comes near its receiver: lost by chance, or cut before its first byte.
     """
 
     src: int
     dst: int
     message: Message
+    nbytes: int
     start: int
     sent: int
     lost: bool
@@ -82,8 +89,13 @@ class Links:
         self._conditions = conditions
         nodes = range(conditions.nodes)
         self._outboxes: list[deque[tuple[int, Message]]] = [deque() for _ in nodes]
-        self._free = [0] * conditions.nodes
+        self._uplink_free = [0] * conditions.nodes
         self._downlink_free = [0] * conditions.nodes
+        self._in_order = [
+            isinstance(conditions.latency, int) or math.isinf(bps)
+            for bps in conditions.downlink_bps
+        ]
+        self._breakable = bool(conditions.changes())
         self._dice: list[Callable[[], float]] = []
         if conditions.loss:
             self._dice = [seeds.generator(node, "loss").random for node in nodes]
@@ -91,10 +103,6 @@ class Links:
     def queue(self, src: int, dst: int, message: Message) -> None:
         """Put a message at the end of a node's outbox."""
         self._outboxes[src].append((dst, message))
-
-    def backlog(self, src: int) -> int:
-        """Count the messages in a node's outbox that have not been started."""
-        return len(self._outboxes[src])
 
     def drop(self, src: int, dst: int | None = None) -> list[Message]:
         """Take out of an outbox what has not been started: to one node, or all of it."""
@@ -108,21 +116,37 @@ class Links:
     def start(self, src: int, now: int) -> Transfer | None:
         """Start the first message of an outbox, if the uplink is free and there is one."""
         outbox = self._outboxes[src]
-        if not outbox or self._free[src] > now:
+        if not outbox or self._uplink_free[src] > now:
             return None
         dst, message = outbox.popleft()
-        sent = now + transfer_ns(message.nbytes, self._conditions.uplink_bps[src])
-        self._free[src] = sent
+        nbytes = message.nbytes
+        sent = now + transfer_ns(nbytes, self._conditions.uplink_bps[src])
+        self._uplink_free[src] = sent
         lost = bool(self._dice) and self._dice[src]() < self._conditions.loss
-        return Transfer(src, dst, message, now, sent, lost)
+        if self._breakable and not lost:
+            lost = self._breaks(src, dst, now, now + self._conditions.latency_ns(src, dst))
+        return Transfer(src, dst, message, nbytes, now, sent, lost)
 
-    def reset(self, src: int, now: int) -> None:
-        """Let a node's uplink fall idle at once: whatever it was sending is cut off."""
-        self._free[src] = min(self._free[src], now)
+    def is_idle(self, src: int, now: int) -> bool:
+        """Tell whether a message that is queued now would start at once."""
+        return not self._outboxes[src] and self._uplink_free[src] <= now
+
+    def reset(self, node: int, now: int) -> None:
+        """Let both links of a node fall idle at once: whatever was on them is cut off."""
+        for free in (self._uplink_free, self._downlink_free):
+            free[node] = min(free[node], now)
 
     def first_byte(self, transfer: Transfer) -> int:
         """Tell when a transfer reaches its receiver's downlink."""
         return transfer.start + self._conditions.latency_ns(transfer.src, transfer.dst)
+
+    def in_order(self, dst: int) -> bool:
+        """Tell whether transfers start in the order in which they reach a node's downlink.
+
+        Where they do, :meth:`arrival` can be told at their start. The order at an unlimited
+        downlink does not matter.
+        """
+        return self._in_order[dst]
 
     def arrival(self, transfer: Transfer) -> int:
         """Tell when the receiver has all of it.
@@ -131,24 +155,24 @@ class Links:
         up work in that order.
         """
         conditions = self._conditions
-        last = transfer.sent + conditions.latency_ns(transfer.src, transfer.dst)
-        work = transfer_ns(transfer.message.nbytes, conditions.downlink_bps[transfer.dst])
+        latency = conditions.latency_ns(transfer.src, transfer.dst)
+        last = transfer.sent + latency
+        work = transfer_ns(transfer.nbytes, conditions.downlink_bps[transfer.dst])
         if not work:
             return last
-        free = max(self._downlink_free[transfer.dst], self.first_byte(transfer)) + work
+        free = max(self._downlink_free[transfer.dst], transfer.start + latency) + work
         self._downlink_free[transfer.dst] = free
         return max(last, free)
 
-    def has_downlink(self, node: int) -> bool:
-        """Tell whether a node's downlink is limited."""
-        return not math.isinf(self._conditions.downlink_bps[node])
-
     def broken(self, transfer: Transfer, until: int) -> bool:
-        """Tell whether a transfer's link broke after it was started, up to ``until``."""
+        """Tell whether a transfer's link breaks while it is on its way, up to ``until``."""
+        return self._breakable and self._breaks(transfer.src, transfer.dst, transfer.start, until)
+
+    def _breaks(self, src: int, dst: int, start: int, until: int) -> bool:
+        # An interval holds its start: what is sent in the moment of a break is cut as well.
         conditions = self._conditions
-        src, dst, start = transfer.src, transfer.dst, transfer.start
         ends = (*conditions.outages[src], *conditions.outages[dst])
-        return any(start < begin <= until for begin, _ in ends) or any(
-            start < begin <= until and group_of[src] != group_of[dst]
+        return any(start <= begin <= until for begin, _ in ends) or any(
+            start <= begin <= until and group_of[src] != group_of[dst]
             for begin, _, group_of in conditions.partitions
         )

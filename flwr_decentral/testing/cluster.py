@@ -143,6 +143,8 @@ class Cluster:
         One for each node.
     transcript : list of str
         What happened, one line an event: see :mod:`flwr_decentral.core.transcript`.
+    warnings : tuple of str
+        What the algorithm has to say about the topology and the model.
     counters : dict of str to Tally
         What the machines have reported, by name.
     sent : list of Sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -90,6 +90,12 @@ class Faults:
         for span in spans:
             if span.start < 0 or (span.end is not None and span.end <= span.start):
                 raise ConfigurationError(f"{span} contains no time")
+
+    def __str__(self) -> str:
+        calm = Faults()
+        names = [each.name for each in fields(self)]
+        changed = [name for name in names if getattr(self, name) != getattr(calm, name)]
+        return f"Faults({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
     def is_up(self, node: int, at: int) -> bool:
         """Tell whether a node takes part at a time."""

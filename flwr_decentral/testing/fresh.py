@@ -21,7 +21,6 @@ from flwr_decentral.core.algorithm import Topology
 from .cluster import Cluster
 from .faults import Faults
 from .problems import Targets
-from .transcripts import digest
 
 _FAULTS = Faults(drop=0.1, duplicate=0.1, reorder=True)
 _ROUNDS = 10
@@ -29,8 +28,8 @@ _TIMEOUT_S = 120
 _HASH_SEED = "PYTHONHASHSEED"  # decides the order of sets of strings
 
 
-def digest_here(algorithm: Algorithm, topology: Topology) -> str:
-    """Run an algorithm under some faults, and digest the transcript."""
+def transcript_here(algorithm: Algorithm, topology: Topology) -> list[str]:
+    """Run an algorithm under some faults, and return the transcript."""
     problem = Targets(nodes=len(topology))
     cluster = Cluster(
         algorithm,
@@ -40,11 +39,11 @@ def digest_here(algorithm: Algorithm, topology: Topology) -> str:
         rounds=_ROUNDS,
         faults=_FAULTS,
     )
-    return digest(cluster.run().transcript)
+    return cluster.run().transcript
 
 
-def digest_in_fresh_process(algorithm: Algorithm, topology: Topology) -> str:
-    """Do what :func:`digest_here` does in a new Python process, with another hash seed.
+def transcript_in_fresh_process(algorithm: Algorithm, topology: Topology) -> list[str]:
+    """Do what :func:`transcript_here` does in a new Python process, with another hash seed.
 
     Parameters
     ----------
@@ -81,11 +80,11 @@ def digest_in_fresh_process(algorithm: Algorithm, topology: Topology) -> str:
     )
     if done.returncode:
         raise RuntimeFault(f"{algorithm} fails in a fresh process:\n{done.stderr}")
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
 def main() -> None:
-    """Carry out the order on standard input, and write the digest to standard output."""
+    """Carry out the order on standard input, and write the transcript to standard output."""
     order = json.load(sys.stdin)
     cls: Any = _load(order["module"], order["file"])
     for name in order["class"].split("."):
@@ -93,7 +92,8 @@ def main() -> None:
     topology: Topology = nx.Graph()
     topology.add_nodes_from(range(order["nodes"]))
     topology.add_edges_from(map(tuple, order["edges"]))
-    sys.stdout.write(digest_here(cls(**order["parameters"]), topology))
+    for line in transcript_here(cls(**order["parameters"]), topology):
+        sys.stdout.write(f"{line}\n")
 
 
 def _load(module: str, file: str) -> ModuleType:

@@ -151,8 +151,10 @@ class Network:
         """Take out of a node's outbox what is for one node, or everything."""
         outbox = self._outboxes[src]
         kept = [item for item in outbox if dst is not None and item[0] != dst]
-        self.injected["unsent"] += len(outbox) - len(kept)
-        self.under_way -= len(outbox) - len(kept)
+        dropped = len(outbox) - len(kept)
+        if dropped:
+            self.injected["unsent"] += dropped
+            self.under_way -= dropped
         outbox.clear()
         outbox.extend(kept)
 
@@ -175,6 +177,7 @@ class Network:
     def arrives(self, src: int, dst: int, breaks: int) -> bool:
         """Tell whether the link of a message is still the one it was sent on."""
         self.under_way -= 1
-        whole = self.breaks(src, dst) == breaks
-        self.injected["cut"] += not whole
-        return whole
+        if self.breaks(src, dst) == breaks:
+            return True
+        self.injected["cut"] += 1
+        return False

@@ -64,7 +64,8 @@ class Targets:
     def points(self) -> Vector:
         """The points b_i, shape (nodes, 37)."""
         draw = Seeds(self.seed).generator(RUN, "points").standard_normal
-        return draw((self.nodes, len(self.initial))).astype(np.float32)
+        points: Floats = draw((self.nodes, len(self.initial)))
+        return points.astype(np.float32)
 
     def train(self, node: int, round: int, vector: Vector) -> Vector:
         """Go toward the node's point, from a vector of any length up to 37."""
@@ -126,15 +127,16 @@ class Quadratics:
         """∇f_i(x*) of every node, which add up to 0, shape (nodes, size)."""
         pulls = self._draw("pulls", (self.nodes, self.size))
         pulls -= pulls.mean(axis=0)
-        squares = np.square(pulls).sum(axis=1).mean()
-        return pulls * np.sqrt(self.heterogeneity / squares) if squares else pulls
+        squares = float(np.square(pulls).sum(axis=1).mean())
+        return pulls * (self.heterogeneity / squares) ** 0.5 if squares else pulls
 
     def train(self, node: int, round: int, vector: Vector) -> Vector:
         """Take one exact gradient step, in float64."""
         del round
         x = vector.astype(np.float64)
-        gradient = self.hessians[node] @ (x - self.optimum) + self.pulls[node]
-        return (x - self.rate * gradient).astype(np.float32)
+        gradient: Floats = self.hessians[node] @ (x - self.optimum) + self.pulls[node]
+        x -= self.rate * gradient
+        return x.astype(np.float32)
 
     def error(self, models: NDArray[Any]) -> float:
         """Compute the mean of ‖x_i − x*‖² over models, shape (any, size)."""

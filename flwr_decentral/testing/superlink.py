@@ -238,7 +238,8 @@ class LocalSuperLink:
         try:
             return self.wait(run, timeout=max(timeout - spent, 0.0), echo=echo)
         except SuperLinkError:
-            self.stop(run)
+            with contextlib.suppress(SuperLinkError):
+                self.stop(run)
             raise
 
     def wait(
@@ -283,10 +284,16 @@ class LocalSuperLink:
         return replace(now, log="\n".join(lines), seconds=seconds)
 
     def stop(self, run: FlowerRun) -> FlowerRun:
-        """Stop a run, if it has not finished, and say how it stands."""
-        if not self._look_up(run.run_id).finished:
+        """Stop a run, and say how it ended: it may have finished just before."""
+        refusal = None
+        try:
             self._ask(["stop", str(run.run_id)], f"flwr stop to end run {run.run_id}")
-        return replace(self._look_up(run.run_id), log=run.log, seconds=run.seconds)
+        except SuperLinkError as error:
+            refusal = error
+        now = self._look_up(run.run_id)
+        if refusal is not None and not now.finished:
+            raise refusal
+        return replace(now, log=run.log, seconds=run.seconds)
 
     @property
     def environ(self) -> dict[str, str]:
@@ -298,7 +305,7 @@ class LocalSuperLink:
         }
         # Flower starts its own processes by name.
         path = f"{_executable('flwr').parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
-        own = {"FLWR_HOME": str(self.home), "PATH": path}
+        own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
         if len(str(self.home)) <= _LONGEST_RAY_FOLDER:
             own["RAY_TMPDIR"] = str(self.home)
         return {**inherited, **OFFLINE, **self._added, **own}
@@ -386,7 +393,7 @@ class LocalSuperLink:
             process = subprocess.Popen(
                 [str(_executable("flwr")), *arguments],
                 cwd=self.home,
-                env={**self.environ, "PYTHONUNBUFFERED": "1"},
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -419,7 +426,7 @@ class LocalSuperLink:
         return text
 
     def _overdue(self, what: str, timeout: float) -> SuperLinkError:
-        return SuperLinkError(f"waited {timeout:.0f} s for {what}{self._tail()}")
+        return SuperLinkError(f"waited {timeout:.3g} s for {what}{self._tail()}")
 
     def _tail(self, lines: int = 30) -> str:
         """Quote the end of the SuperLink's log, without the requests it has answered."""

@@ -176,21 +176,23 @@ def test_training_reports_examples_and_loss(digits, run_config, arrays):
     assert list(trained) == list(arrays)
 
 
-def test_momentum_lasts_from_round_to_round(digits, run_config, arrays):
+def test_momentum_lasts_from_round_to_round(digits, run_config, arrays, monkeypatch):
     """Two rounds of four steps are one round of eight: nothing is lost between them."""
-    torch.manual_seed(7)
+    # Making a model draws from the global generator, too, so the batches get one of their own.
+    draw, generator = torch.randint, torch.Generator()
+    monkeypatch.setattr(torch, "randint", lambda *args: draw(*args, generator=generator))
+
+    generator.manual_seed(7)
     whole, _ = Node(digits, run_config, local_steps=8).train(arrays)
 
-    torch.manual_seed(7)
+    generator.manual_seed(7)
     node = Node(digits, run_config, local_steps=4)
     half, _ = node.train(arrays)
-    assert [tuple(array.shape) for array in node.context.state["momentum"].values()] == [
-        tuple(array.shape) for array in arrays.values()
-    ]
+    assert list(node.context.state["momentum"]) == list(arrays)
     halves, _ = node.train(half)
     assert same(halves, whole)
 
-    torch.manual_seed(7)
+    generator.manual_seed(7)
     half, _ = Node(digits, run_config, local_steps=4).train(arrays)
     forgetful, _ = Node(digits, run_config, local_steps=4).train(half)
     assert not same(forgetful, whole)

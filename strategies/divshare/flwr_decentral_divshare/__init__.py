@@ -49,7 +49,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_decentral.core import (
-    HEADER_BYTES,
     Algorithm,
     Capabilities,
     Command,
@@ -69,6 +68,7 @@ from flwr_decentral.core import (
     Send,
     Site,
     Started,
+    Stopped,
     Train,
     TrainDone,
     default_granularity,
@@ -225,11 +225,18 @@ class DivShareMachine(Machine):
             return
         useless = self.inbox.put(letter)
         if useless is not None:
-            yield Report(name="superseded", nbytes=_nbytes(useless))
+            yield Report(name="superseded", nbytes=useless.nbytes)
 
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Send a peer that is gone nothing more; what it has sent stays."""
         yield DropQueued(to=event.peer)
+
+    def on_stopped(self, event: Stopped) -> Iterator[Command]:
+        """Count what came too late to be used."""
+        late = self.inbox.drain()
+        if late:
+            nbytes = sum(letter.nbytes for letter in late)
+            yield Report(name="unused", count=len(late), nbytes=nbytes)
 
     def _sends(self, event: TrainDone) -> Iterator[Send]:
         candidates = np.array(sorted(self.up), dtype=np.int64)
@@ -255,7 +262,8 @@ class DivShareMachine(Machine):
         limit = self.algorithm.max_age
         old = [letter for age, letter in ages if limit and age > limit]
         if old:
-            yield Report(name="expired", count=len(old), nbytes=sum(map(_nbytes, old)))
+            nbytes = sum(letter.nbytes for letter in old)
+            yield Report(name="expired", count=len(old), nbytes=nbytes)
             ages = [(age, letter) for age, letter in ages if age <= limit]
         self.model = event.after
         if ages:
@@ -294,7 +302,3 @@ def _draw(
         taken = (drawn[:, :column] == number[:, None]).any(axis=1)
         drawn[:, column] = np.where(taken, last, number)
     return drawn
-
-
-def _nbytes(letter: Letter) -> int:
-    return HEADER_BYTES + letter.payload.nbytes

@@ -52,6 +52,8 @@ def test_synchronous_run_equals_the_academic_version_to_the_bit(partition, n, fr
         sent[message.step, dst].append((src, message.header["fragment"]))
     expected = academic(n, initial, train, 8, fragment_of, sent)
     np.testing.assert_array_equal(cluster.models, expected)
-    assert set(cluster.counters) == {"staleness"}
+    assert set(cluster.counters) == {"staleness", "unused"}
+    # What the last round sends is not averaged any more.
+    assert cluster.counters["unused"].count == n * fragments * min(degree, n - 1)
     staleness = cluster.counters["staleness"]
     assert staleness.total == staleness.count

@@ -1,6 +1,7 @@
 """The invariants of DivShare, on machines stepped by hand and on small clusters."""
 
 from collections import Counter, defaultdict
+from functools import cache
 
 import networkx as nx
 import numpy as np
@@ -189,14 +190,15 @@ def test_trained_model_is_sent_before_it_is_averaged():
     np.testing.assert_array_equal(commands[-1].model, (x + y) * np.float32(0.5))
 
 
-SLOW_LINKS = Faults(uplink=70 * MILLISECOND, delay=(MILLISECOND, 300 * MILLISECOND), reorder=True)
+SLOW_LINKS = Faults(uplink=180 * MILLISECOND, delay=(MILLISECOND, 300 * MILLISECOND), reorder=True)
 
 
+@cache
 def congested(flush):
-    """Send 40 messages a round through uplinks that manage 14."""
+    """Send 15 messages a round through uplinks that manage 5."""
     return Cluster(
-        DivShare(fragments=10, degree=4, flush=flush),
-        topology=nx.complete_graph(8),
+        DivShare(fragments=5, degree=3, flush=flush),
+        topology=nx.complete_graph(6),
         initial=TENSORS,
         train=lambda _node, _round, x: x + np.float32(0.1),
         rounds=12,
@@ -206,7 +208,7 @@ def congested(flush):
 
 def test_v8_nothing_of_an_older_round_is_started():
     cluster = congested(flush=True)
-    assert len(cluster.sent) > 8 * 12
+    assert len(cluster.sent) > 6 * 12 * 5
     for sent in cluster.sent:
         # The queue of the last round is worked off undisturbed.
         assert sent.message.step == min(sent.at // SECOND, 12)
@@ -239,27 +241,31 @@ def test_v9_equal_models_stay_equal(fragments):
 
 def gossip(start, seed):
     """Only average, from given models, until all agree."""
-    return Cluster(
-        DivShare(fragments=2, degree=4),
-        topology=nx.complete_graph(len(start)),
-        initial=np.zeros(start.shape[1], np.float32),
-        train=lambda node, number, x: start[node].copy() if number == 1 else x.copy(),
-        rounds=20,
-        seed=seed,
-        faults=Faults(uplink=MILLISECOND),
-    ).run()
+    algorithm, initial = DivShare(fragments=2, degree=4), np.zeros(start.shape[1], np.float32)
+    nodes = [
+        started(algorithm, n=len(start), node=node, initial=initial, seed=seed)
+        for node in range(len(start))
+    ]
+    for number in range(1, 21):
+        models = start if number == 1 else [machine.model for machine in nodes]
+        answers = [train(machine, models[node], number) for node, machine in enumerate(nodes)]
+        for node, commands in enumerate(answers):
+            for send in of(Send, commands):
+                event = Received(at=0, source=node, message=send.message)
+                nodes[send.to].step(event)
+    return np.stack([machine.model for machine in nodes])
 
 
 def test_v10_mean_is_kept_on_average_only():
     shifts, spread = [], []
-    for seed in range(6):
+    for seed in range(4):
         start = vectors(16, size=64, seed=seed)
-        end = gossip(start, seed).models
+        end = gossip(start, seed)
         shifts.append(end.mean(axis=0) - start.mean(axis=0))
         spread.append(end.std(axis=0))
     shifts = np.concatenate(shifts)
     assert np.max(spread) < 1e-3  # consensus: all nodes agree on the shifted mean
-    # Signs of the starting values are independent, so these are 384 uncorrelated numbers of mean 0;
+    # Signs of the starting values are independent, so these are 256 uncorrelated numbers of mean 0;
     # 4 standard errors are exceeded once in 16,000 times.
     assert abs(shifts.mean()) < 4 * shifts.std() / np.sqrt(shifts.size)
     assert 0.02 < shifts.std() < 0.1
@@ -310,7 +316,7 @@ def test_queue_is_in_random_order_and_fragments_choose_independently():
     machine = started(DivShare(fragments=5, degree=2), n=4)
     x = vectors(1)[0]
     first, pairs = Counter(), Counter()
-    for number in range(1, 2001):
+    for number in range(1, 1001):
         sends = of(Send, train(machine, x, number))
         first[sends[0].message.header["fragment"], sends[0].to] += 1
         to = defaultdict(set)
@@ -318,9 +324,9 @@ def test_queue_is_in_random_order_and_fragments_choose_independently():
             to[send.message.header["fragment"]].add(send.to)
         pairs[frozenset(to[0]), frozenset(to[1])] += 1
     assert len(first) == 15
-    assert chi_square(list(first.values()), 2000 / 15) < 42.6  # 14 degrees of freedom, 1e-4
+    assert chi_square(list(first.values()), 1000 / 15) < 42.6  # 14 degrees of freedom, 1e-4
     assert len(pairs) == 9
-    assert chi_square(list(pairs.values()), 2000 / 9) < 31.8  # 8 degrees of freedom, 1e-4
+    assert chi_square(list(pairs.values()), 1000 / 9) < 31.8  # 8 degrees of freedom, 1e-4
 
 
 def test_more_fragments_than_parameters_are_refused_before_training():

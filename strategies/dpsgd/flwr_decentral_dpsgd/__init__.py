@@ -68,6 +68,7 @@ from flwr_decentral.core import (
     TrainDone,
     Vector,
     from_seconds,
+    metropolis_weight,
     suggest,
 )
 
@@ -212,8 +213,7 @@ class DPSGDMachine(Machine):
 
     def on_rejected(self, event: Received) -> Iterator[Command]:
         """Do not wait for what a neighbor has sent in vain."""
-        if event.source in self.site.topology[self.site.node]:
-            yield from self._take(event, None)
+        return self._take(event, None)
 
     def on_timer(self, event: TimerFired) -> Iterator[Command]:
         """Lose patience."""
@@ -312,9 +312,10 @@ class DPSGDMachine(Machine):
             return dict.fromkeys([*degrees, node], 1 / (1 + len(degrees)))
         total = 1.0
         if self.algorithm.missing == "renormalize":
+            degree_of = self.site.topology.degree
             silent = [peer for peer in self.site.neighbors if peer not in degrees]
-            total -= sum(1 / (1 + max(own, self.site.topology.degree[peer])) for peer in silent)
-        weights = {peer: 1 / (1 + max(own, degree)) / total for peer, degree in degrees.items()}
+            total -= sum(metropolis_weight(own, degree_of[peer]) for peer in silent)
+        weights = {peer: metropolis_weight(own, d) / total for peer, d in degrees.items()}
         weights[node] = 1 - sum(weights.values())
         return weights
 

@@ -150,7 +150,7 @@ def descend(targets, rate):
 )
 def test_g5_biased_fixed_point_on_quadratics(n, largest, smallest, digits):
     ring, rate, b = nx.cycle_graph(n), 0.1, np.eye(n)[0]
-    x = run(DPSGD(), ring, descend(b[:, None], rate), 400, size=1)[:, 0]
+    x = run(DPSGD(), ring, descend(b[:, None], rate), 340, size=1)[:, 0]
     W = mixing_matrix(DPSGD(), ring)
     np.testing.assert_allclose(
         x, np.linalg.solve(np.eye(n) - (1 - rate) * W, rate * W @ b), rtol=0, atol=1e-15

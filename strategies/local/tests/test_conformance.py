@@ -1,5 +1,4 @@
 from flwr_decentral.testing.conformance import AlgorithmConformance
-
 from flwr_decentral_local import LocalOnly
 
 

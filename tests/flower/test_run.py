@@ -1,0 +1,458 @@
+"""A whole run, once with each dispatcher: what crosses the grid, what clients see, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from flwr_decentral.core import ConfigurationError, RuntimeFault
+from flwr_decentral.flower import DecentralResult
+from flwr_decentral.report import RunResult
+
+from . import toys
+from .toys import arrays_of, federate, make_client, node_of, round_of, to_arrays
+
+NODES, ROUNDS = 4, 4
+MODEL = {"w": np.zeros(25_000, np.float32)}
+WHAT = {
+    "algorithm": "divshare",
+    "fragments": 5,
+    "degree": 2,
+    "evaluate_every": 2,
+    "transcript": True,
+    "run_config": {"local-epochs": 3},
+}
+
+
+class CountingGrid(Grid):
+    """Count all that is pushed and pulled, without any help of what is tested."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.array_bytes = self.other_bytes = 0
+        self.messages = Counter()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.count("pushed", messages)
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        replies = list(self.grid.pull_messages(message_ids))
+        self.count("pulled", replies)
+        return replies
+
+    def count(self, way, messages):
+        for message in messages:
+            self.messages[way, message.metadata.message_type] += 1
+            for record in message.content.values() if message.has_content() else ():
+                for value in record.values():
+                    data = getattr(value, "data", None)
+                    if data is not None:
+                        self.array_bytes += len(data)
+                    else:
+                        self.other_bytes += len(repr(value))
+
+    def get_node_ids(self):
+        return self.grid.get_node_ids()
+
+    def get_nodes(self):
+        raise AssertionError("not asked for")
+
+    def create_message(self, *arguments, **keywords):
+        raise AssertionError("deprecated by Flower")
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise AssertionError("it would wait for all replies")
+
+    def set_run(self, run):
+        raise AssertionError("Flower's business")
+
+    @property
+    def run(self):
+        return self.grid.run
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of a user's function was given."""
+
+    metadata: dict
+    context: dict
+    content: tuple[str, ...]
+    config: dict
+    state: dict
+    model: bytes
+
+
+@dataclass
+class Observed:
+    """A run, and what was seen of it."""
+
+    folder: Path
+    calls: dict[tuple[str, int, int], list[Call]] = field(default_factory=lambda: defaultdict(list))
+    averages: list[tuple[int, bytes]] = field(default_factory=list)
+    grid: CountingGrid | None = None
+    result: DecentralResult | None = None
+    open_before: Counter = field(default_factory=Counter)
+    open_meanwhile: Counter = field(default_factory=Counter)
+    open_after: Counter = field(default_factory=Counter)
+    threads_after: int = 0
+
+    def train(self, msg: Message, context: Context) -> Message:
+        self.note("train", msg, context)
+        context.state["memory"] = MetricRecord({"round": round_of(msg)})
+        return toys.train(msg, context)
+
+    def evaluate(self, msg: Message, context: Context) -> Message:
+        self.note("evaluate", msg, context)
+        return toys.evaluate(msg, context)
+
+    def note(self, kind: str, msg: Message, context: Context) -> None:
+        metadata = msg.metadata
+        call = Call(
+            metadata={
+                "run_id": metadata.run_id,
+                "src_node_id": metadata.src_node_id,
+                "dst_node_id": metadata.dst_node_id,
+                "message_type": metadata.message_type,
+                "reply_to_message_id": metadata.reply_to_message_id,
+                "group_id": metadata.group_id,
+            },
+            context={
+                "run_id": context.run_id,
+                "node_id": context.node_id,
+                "node_config": dict(context.node_config),
+                "run_config": dict(context.run_config),
+            },
+            content=tuple(msg.content),
+            config=dict(msg.content["config"]),
+            state={name: dict(record) for name, record in context.state.items()},
+            model=arrays_of(msg)["w"].tobytes(),
+        )
+        self.calls[kind, node_of(context), round_of(msg)].append(call)
+        self.open_meanwhile |= open_things()
+
+    def average(self, round: int, arrays) -> MetricRecord:
+        self.averages.append((round, to_arrays(arrays)["w"].tobytes()))
+        return MetricRecord({"mean": float(to_arrays(arrays)["w"].mean())})
+
+    def wrap(self, grid: Grid) -> Grid:
+        self.grid = CountingGrid(grid)
+        return self.grid
+
+    @property
+    def final_models(self) -> list[bytes]:
+        return [self.calls["evaluate", node, ROUNDS][-1].model for node in range(NODES)]
+
+
+def open_things() -> Counter:
+    """List the memory files that this process has open, and our sockets on this machine."""
+    found = Counter()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # it was the listing itself, or is another thread's
+        if "flwr-decentral" in target:
+            found["memory"] += 1
+    prefix = f"@flwr-decentral-{os.getpid()}-"
+    found["sockets"] = Path("/proc/net/unix").read_text().count(prefix)
+    return found
+
+
+def observe(folder: Path, **changes) -> Observed:
+    seen = Observed(folder, open_before=open_things())
+    threads = threading.active_count()
+    seen.result = federate(
+        make_client(seen.train, seen.evaluate),
+        NODES,
+        ROUNDS,
+        initial=MODEL,
+        wrap=seen.wrap,
+        results_dir=folder,
+        start={
+            "train_config": ConfigRecord({"learning-rate": 0.5, "server-round": -1}),
+            "evaluate_config": ConfigRecord({"batches": 7}),
+            "evaluate_fn": seen.average,
+        },
+        **{**WHAT, **changes},
+    )
+    seen.open_after = open_things()
+    seen.threads_after = threading.active_count() - threads
+    return seen
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Observed]:
+    return {
+        name: observe(tmp_path_factory.mktemp(name), dispatch=name) for name in ("packed", "message")
+    }
+
+
+@pytest.fixture
+def run(runs, dispatch) -> Observed:
+    return runs[dispatch]
+
+
+# --- what crosses the grid ------------------------------------------------------------------------
+
+
+def test_no_array_crosses_the_grid(run):
+    assert run.grid.array_bytes == 0
+    assert run.result.run.grid_array_bytes == 0
+    # Nor does a model in disguise: all that crosses is smaller than one model.
+    assert 0 < run.grid.other_bytes < MODEL["w"].nbytes
+    trains = run.grid.messages["pushed", "train"]
+    assert run.grid.messages["pulled", "train"] == trains
+
+
+def test_the_counting_grid_can_count():
+    grid = CountingGrid(None)
+
+    class FakeMessage:
+        metadata = type("Metadata", (), {"message_type": "train"})
+        content = {"arrays": toys.to_record(MODEL)}
+
+        def has_content(self):
+            return True
+
+    grid.count("pushed", [FakeMessage()])
+    assert grid.array_bytes >= MODEL["w"].nbytes
+
+
+def test_packed_needs_a_handful_of_messages(runs):
+    hello, evaluations = NODES, NODES * (ROUNDS // 2) + 1
+    packed, message = (runs[name].grid.messages for name in ("packed", "message"))
+    assert message["pushed", "train"] == hello + NODES * ROUNDS
+    assert message["pushed", "evaluate"] == packed["pushed", "evaluate"]
+    assert packed["pushed", "evaluate"] >= evaluations
+    # A host for each node at most, and anew after each of the two evaluations before the end.
+    assert packed["pushed", "train"] <= hello + 3 * NODES
+
+
+# --- one run, two ways ----------------------------------------------------------------------------
+
+
+def test_both_dispatchers_do_the_same_run(runs):
+    packed, message = runs["packed"], runs["message"]
+    assert packed.result.run.digest == message.result.run.digest
+    assert packed.final_models == message.final_models
+    assert len(set(packed.final_models)) == NODES
+    assert packed.averages == message.averages
+    for name in packed.result.arrays:
+        assert packed.result.arrays[name].data == message.result.arrays[name].data
+    assert packed.result.run.evaluations == message.result.run.evaluations
+    assert packed.result.train_metrics_clientapp == message.result.train_metrics_clientapp
+
+
+def test_both_write_the_same_transcript(runs):
+    texts = {(run.folder / f"{run.result.run.name}.transcript").read_text() for run in runs.values()}
+    assert len(texts) == 1
+    assert "TrainDone" in texts.pop()
+
+
+def test_clients_see_the_same_with_both_dispatchers(runs):
+    packed, message = runs["packed"].calls, runs["message"].calls
+    assert packed.keys() == message.keys()
+    for key, calls in packed.items():
+        for ours, theirs in zip(calls, message[key], strict=True):
+            assert ours.content == theirs.content
+            assert ours.config == theirs.config
+            assert ours.state == theirs.state
+            assert ours.model == theirs.model
+            # Flower draws node ids anew for each run.
+            for mine, its, of_the_run in (
+                (ours.metadata, theirs.metadata, {"dst_node_id"}),
+                (ours.context, theirs.context, {"node_id"}),
+            ):
+                assert {k: v for k, v in mine.items() if k not in of_the_run} == {
+                    k: v for k, v in its.items() if k not in of_the_run
+                }
+
+
+def test_the_seed_decides_the_run(runs, tmp_path):
+    reference = runs["packed"]
+    again = observe(tmp_path, workers=1)
+    assert again.result.run.digest == reference.result.run.digest
+    assert again.final_models == reference.final_models
+    other = observe(tmp_path, seed=2)
+    assert other.result.run.digest != reference.result.run.digest
+    assert other.final_models != reference.final_models
+
+
+# --- what clients see -----------------------------------------------------------------------------
+
+
+def test_each_node_trains_each_round_once(run):
+    expected = {("train", node, round) for node in range(NODES) for round in range(1, ROUNDS + 1)}
+    trains = {key: len(calls) for key, calls in run.calls.items() if key[0] == "train"}
+    assert trains == dict.fromkeys(expected, 1)
+
+
+def test_a_message_is_what_flower_would_have_sent_to_that_node(run):
+    ids = defaultdict(set)
+    for (kind, node, _), calls in run.calls.items():
+        for call in calls:
+            assert call.content == ("arrays", "config")
+            assert call.metadata["message_type"] == kind
+            assert call.metadata["dst_node_id"] == call.context["node_id"]
+            assert call.metadata["reply_to_message_id"] == ""
+            assert call.metadata["run_id"] == call.context["run_id"]
+            assert call.context["node_config"] == {"partition-id": node, "num-partitions": NODES}
+            assert call.context["run_config"] == {"local-epochs": 3}
+            ids[node].add(call.context["node_id"])
+    # Evaluations are messages of Flower's own with both dispatchers, so these ids are Flower's.
+    assert all(len(found) == 1 for found in ids.values())
+    assert len({found.pop() for found in ids.values()}) == NODES
+
+
+def test_the_config_says_round_seed_and_time_beside_what_the_user_gave(run):
+    seeds = {}
+    for (kind, node, round), calls in run.calls.items():
+        for call in calls:
+            given = {"learning-rate": 0.5} if kind == "train" else {"batches": 7}
+            added = {"server-round", "seed", "virtual-time"}
+            assert call.config.keys() == {*given, *added}
+            assert given.items() <= call.config.items()
+            assert call.config["server-round"] == round
+            assert 0 <= call.config["seed"] < 2**31
+            if kind == "train":
+                seeds[node, round] = call.config["seed"]
+                assert call.config["virtual-time"] == pytest.approx(round - 1, abs=0.5)
+    assert len(set(seeds.values())) == NODES * ROUNDS
+
+
+def test_state_stays_with_its_node_and_evaluation_sees_it(run):
+    for (kind, _, round), calls in run.calls.items():
+        for call in calls:
+            remembered = round - 1 if kind == "train" else None
+            if kind == "train":
+                assert call.state == ({"memory": {"round": remembered}} if remembered else {})
+            else:
+                # Trainings that started before the evaluation have ended for real by then.
+                assert call.state["memory"]["round"] in (round, round + 1)
+    last = [run.calls["evaluate", node, ROUNDS][-1].state for node in range(NODES)]
+    assert last == [{"memory": {"round": ROUNDS}}] * NODES
+
+
+# --- what is left ---------------------------------------------------------------------------------
+
+
+def test_sockets_and_memory_are_gone(run):
+    assert run.open_meanwhile["memory"] >= 1
+    assert run.open_meanwhile["sockets"] >= 1
+    assert run.open_before == run.open_after == Counter(memory=0, sockets=0)
+    assert run.threads_after == 0
+
+
+def test_the_result_is_written_with_all_that_is_documented(run):
+    name = run.result.run.name
+    assert [path.name for path in run.result.files] == [
+        f"{name}.json",
+        f"{name}.csv",
+        f"{name}.transcript",
+    ]
+    assert all(path.parent == run.folder for path in run.result.files)
+    document = json.loads(run.result.files[0].read_text())
+    assert document["algorithm"] == "divshare"
+    assert document["parameters"]["fragments"] == 5
+    assert document["seed"] == 1
+    assert document["nodes"] == NODES
+    assert document["rounds"] == ROUNDS
+    assert document["digest"] == run.result.run.digest
+    assert document["grid_array_bytes"] == 0
+    assert document["status"] == "completed"
+    assert document["bytes"].keys() == {"sent", "useful", "wasted", "dropped"}
+    assert document["bytes"]["sent"] > NODES * MODEL["w"].nbytes
+    assert document["bytes"]["sent"] >= document["bytes"]["useful"] + document["bytes"]["wasted"]
+    assert [entry["round"] for entry in document["evaluations"]] == [2, 4]
+    for entry in document["evaluations"]:
+        assert entry.keys() == {
+            "virtual_time_s",
+            "round",
+            "metrics",
+            "averaged",
+            "consensus_distance",
+        }
+        assert entry["metrics"]["mean"].keys() == {"mean", "worst", "std", "nodes"}
+        assert len(entry["metrics"]["mean"]["nodes"]) == NODES
+        assert entry["averaged"].keys() == {"mean"}
+        assert entry["consensus_distance"] > 0
+    assert RunResult.from_json(run.result.files[0].read_text()).digest == run.result.run.digest
+
+
+def test_nothing_but_the_results_is_left_in_the_folder(run):
+    assert sorted(run.folder.iterdir()) == sorted(run.result.files)
+
+
+# --- other bounds and sizes -----------------------------------------------------------------------
+
+
+def test_a_duration_bounds_a_run(dispatch):
+    rounds = defaultdict(list)
+
+    def train(msg, context):
+        rounds[node_of(context)].append(round_of(msg))
+        return toys.train(msg, context)
+
+    # Nodes 0 and 1 take a second for a round, node 2 takes two.
+    config = {"compute.seconds": 1.0, "duration": 4.5}
+    (factors := Path(os.environ["FLWR_HOME"]) / "factors.json").write_text("[1.0, 1.0, 2.0]")
+    result = federate(
+        make_client(train),
+        rounds=99,
+        run_config={**config, "compute.factors": str(factors)},
+        dispatch=dispatch,
+    )
+    assert rounds == {0: [1, 2, 3, 4], 1: [1, 2, 3, 4], 2: [1, 2]}
+    assert result.run.virtual_time_s == 4.5
+    assert result.run.evaluations[-1].virtual_time_s == 4.5
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize("algorithm", ["local", "dpsgd"])
+def test_few_nodes(algorithm, nodes):
+    topology = "complete" if algorithm == "dpsgd" else ""
+    config = {"topology": topology}
+    result = federate(make_client(), nodes, 2, algorithm=algorithm, run_config=config)
+    assert result.run.nodes == nodes
+    assert result.run.status == "completed"
+    # Each round goes halfway to i + 1: three quarters after two, averaged or not.
+    expected = 0.75 * np.mean(np.arange(nodes) + 1)
+    assert to_arrays(result.arrays)["w"] == pytest.approx(expected)
+
+
+def test_a_run_without_rounds_is_refused():
+    with pytest.raises(ConfigurationError, match="num_rounds must be at least 1, got 0"):
+        federate(make_client(), rounds=0)
+
+
+def test_a_client_that_takes_too_long_fails_the_run(dispatch, tmp_path):
+    release = threading.Event()
+
+    def train(msg, context):
+        if node_of(context) == 1:
+            release.wait(60.0)
+        return toys.train(msg, context)
+
+    with pytest.raises(RuntimeFault, match=r"training node 1, round 1, .*allow more with timeout"):
+        federate(
+            make_client(train),
+            dispatch=dispatch,
+            results_dir=tmp_path,
+            start={"timeout": 0.05},
+            after=release.set,
+        )
+    (document,) = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert document["status"].startswith("failed: [runtime] training node 1")
+    assert open_things() == Counter(memory=0, sockets=0)
