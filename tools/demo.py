@@ -34,7 +34,7 @@ class DemoError(Exception):
 def main() -> int:
     """Run the demo and return its exit code."""
     options = parse_arguments()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     try:
         results = run_all(options, console)
     except KeyboardInterrupt:
@@ -43,7 +43,8 @@ def main() -> int:
     except (DemoError, SuperLinkError) as error:
         console.print(f"\nthe demo failed: {error}", style="bold red", markup=False)
         return 1
-    console.print("\n", table(results, "accuracy"))
+    console.print()
+    console.print(table(results, "accuracy"))
     for result in results:
         for path in result.write(ROOT / "results"):
             console.print(f"written: {path.relative_to(ROOT)}", style="dim", highlight=False)
@@ -59,11 +60,10 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
         description=f"Compare an algorithm with nodes that train alone ({ALONE}).",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--algorithm", default="divshare", help="what to compare")
-    parser.add_argument("--rounds", type=int, default=80, help="local rounds of each node")
-    parser.add_argument("--nodes", type=int, default=16, help="how many nodes")
+    parser.add_argument("--algorithm", default="divshare", help="what to compare (divshare)")
+    parser.add_argument("--rounds", type=int, help="local rounds of each node, if not the app's")
+    parser.add_argument("--nodes", type=int, default=16, help="how many nodes (16)")
     parser.add_argument("--keep", action="store_true", help="keep the SuperLink's folder and log")
     return parser.parse_args()
 
@@ -84,15 +84,14 @@ def run(
     superlink: LocalSuperLink, algorithm: str, options: argparse.Namespace, console: Console
 ) -> RunResult:
     """Run the app with one algorithm and read its result."""
-    console.rule(f"{algorithm}: {options.nodes} nodes, {options.rounds} rounds")
+    console.rule(f"{options.nodes} nodes, {algorithm}")
     folder = superlink.home / "results" / algorithm
+    config: dict[str, int | str] = {"algorithm": algorithm, "results-dir": str(folder)}
+    if options.rounds is not None:
+        config["num-server-rounds"] = options.rounds
     outcome = superlink.run(
         APP,
-        run_config={
-            "algorithm": algorithm,
-            "num-server-rounds": options.rounds,
-            "results-dir": str(folder),
-        },
+        run_config=config,
         nodes=options.nodes,
         actors=min(len(os.sched_getaffinity(0)), MOST_ACTORS),
         timeout=600.0,

@@ -342,10 +342,9 @@ def _copy(value: Any) -> Any:
         return copy
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copy(item) for item in value))
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(_copy(item) for item in value)
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return kind(_copy(item) for item in value)
     return value
 
 

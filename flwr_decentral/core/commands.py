@@ -41,7 +41,10 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """Queue ``message`` for neighbor ``to``."""
+    """Queue ``message`` for neighbor ``to``.
+
+    If that neighbor cannot be reached, the message is dropped and counted, and no event tells.
+    """
 
     to: int
     message: Message
@@ -69,7 +72,8 @@ class SetTimer:
     name : str
         One timer for each name; setting it again moves it.
     at : int, optional
-        When, in nanoseconds since the start of the run; None cancels it.
+        When, in nanoseconds since the start of the run; at once if that has passed. None cancels
+        the timer.
     """
 
     name: str

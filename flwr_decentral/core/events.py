@@ -57,9 +57,9 @@ class TrainDone:
 
     Notes
     -----
-    The model may have moved while the trainer was at work. Where it has not (the model still *is*
-    ``before``), ``after`` is the new model: ``x + (after - x)`` differs from ``after`` in floating
-    point. ``ops.update`` tells the two cases apart.
+    The model may have moved while the trainer was at work. Where it has not, ``after`` is the new
+    value: ``x + (after - x)`` differs from ``after`` in floating point. ``ops.update`` tells the
+    two cases apart, coordinate by coordinate.
     """
 
     at: int

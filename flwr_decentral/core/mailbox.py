@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from .message import HEADER_BYTES, Vector
 
@@ -26,12 +26,13 @@ class Mailbox:
     """Keep the newest letter of each (sender, slot).
 
     Newer is decided by ``step``, never by the order of arrival: a letter that overtakes another on
-    the way wins, and a duplicate changes nothing. Iteration is in ascending (sender, slot), so that
-    sums over a mailbox have one order everywhere.
+    the way wins, and a duplicate changes nothing, also after what it repeats has been taken out.
+    Iteration is in ascending (sender, slot), so that sums over a mailbox have one order everywhere.
     """
 
     def __init__(self) -> None:
         self._letters: dict[tuple[int, int], Letter] = {}
+        self._newest: dict[tuple[int, int], int] = {}
 
     def put(self, letter: Letter) -> Letter | None:
         """Take in a letter.
@@ -39,14 +40,15 @@ class Mailbox:
         Returns
         -------
         Letter or None
-            The letter that is of no use (any more): the one it replaced, or itself if the mailbox
-            holds one at least as new. None if there was none before.
+            The letter that is of no use (any more): the one it replaced, or itself if there has
+            been one at least as new. None if it replaced nothing.
         """
         key = (letter.sender, letter.slot)
-        held = self._letters.get(key)
-        if held is not None and held.step >= letter.step:
+        if self._newest.get(key, letter.step - 1) >= letter.step:
             return letter
+        held = self._letters.get(key)
         self._letters[key] = letter
+        self._newest[key] = letter.step
         return held
 
     def drain(self) -> list[Letter]:
@@ -62,14 +64,26 @@ class Mailbox:
             del self._letters[letter.sender, letter.slot]
         return gone
 
-    def snapshot(self) -> list[tuple[int, int, int, Vector]]:
-        """List the letters as plain tuples with copied payloads."""
-        return [(*letter[:3], letter.payload.copy()) for letter in self]
+    def forget(self, sender: int) -> None:
+        """Let one sender's steps start over, as those of a node that returns may."""
+        for key in [key for key in self._newest if key[0] == sender]:
+            del self._newest[key]
 
-    def restore(self, letters: Iterable[tuple[int, int, int, Vector]]) -> None:
-        """Hold exactly what :meth:`snapshot` has listed."""
-        held = (Letter(*letter[:3], letter[3].copy()) for letter in letters)
+    def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Write everything down as plain tuples with copied payloads."""
+        return {
+            "letters": [(*letter[:3], letter.payload.copy()) for letter in self],
+            "newest": [(*key, self._newest[key]) for key in sorted(self._newest)],
+        }
+
+    def restore(self, snapshot: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
+        """Become exactly what :meth:`snapshot` has written down."""
+        held = [
+            Letter(sender, slot, step, payload.copy())
+            for sender, slot, step, payload in snapshot["letters"]
+        ]
         self._letters = {(letter.sender, letter.slot): letter for letter in held}
+        self._newest = {(sender, slot): step for sender, slot, step in snapshot["newest"]}
 
     def __iter__(self) -> Iterator[Letter]:
         return (self._letters[key] for key in sorted(self._letters))

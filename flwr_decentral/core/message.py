@@ -37,12 +37,12 @@ class Message:
     kind : str
         What it is, in the algorithm's own words (``"model"``, ``"fragment"``).
     step : int
-        The sender's step or round; strictly increasing for each kind of content.
+        The sender's step or round. It never decreases; what is sent again keeps its step.
     payload : ndarray of float32, shape (any,), optional
         Read-only.
     header : mapping of str to int or float
-        A few numbers that the receiver needs (``{"fragment": 3}``); they count as part of the
-        :data:`HEADER_BYTES`.
+        At most five numbers that the receiver needs (``{"fragment": 3}``); they count as part of
+        the :data:`HEADER_BYTES`.
     """
 
     kind: str

@@ -39,7 +39,10 @@ class Ops(Protocol):
     name: str
 
     def update(self, x: Vector, before: Vector, after: Vector) -> Vector:
-        """Apply what training did: ``x + (after - before)``, or ``after`` where x *is* before.
+        """Apply what training did: ``after`` where x equals before, else ``x + (after - before)``.
+
+        The two differ in floating point. Each coordinate is decided by itself. The result may be
+        ``after`` itself.
 
         Parameters
         ----------

@@ -45,9 +45,10 @@ class Reference:
         _check_lengths(x, before, after)
         if x is before:
             return after
-        delta = after - before
-        delta += x
-        return delta
+        moved = after - before
+        moved += x
+        np.copyto(moved, after, where=x == before)
+        return moved
 
     def combine(
         self, vectors: Sequence[Vector], weights: Sequence[float], out: Vector | None = None

@@ -469,7 +469,7 @@ def test_a_snapshot_of_another_machine_is_refused_before_anything_changes():
     assert machine.round == round_before
 
 
-def test_copies_keep_named_tuples_and_sets():
+def test_copies_are_plain_tuples_and_sets():
     class Keeper(Bare):
         STATE = ("model", "letters", "seen")
 
@@ -482,7 +482,7 @@ def test_copies_keep_named_tuples_and_sets():
     restored.letters, restored.seen = [], frozenset()
     restored.restore(machine.snapshot())
     [letter] = restored.letters
-    assert isinstance(letter, Letter)
+    assert type(letter) is tuple  # as whoever writes it down without pickle would give it back
     assert letter[:3] == (1, 2, 3)
-    assert letter.payload is not machine.letters[0].payload
+    assert letter[3] is not machine.letters[0].payload
     assert restored.seen == frozenset({(1, 2)})

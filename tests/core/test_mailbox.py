@@ -64,14 +64,26 @@ def test_every_letter_is_either_held_or_returned_once(letters):
     assert seen == sorted(map(id, letters))
 
 
-def test_drain_empties_and_forgets():
+def test_what_was_drained_still_decides_what_is_new():
     box, first = Mailbox(), letter(1, 0, step=5)
     box.put(first)
     assert box.drain() == [first]
     assert len(box) == 0
     assert box.drain() == []
-    # What has been consumed no longer decides what is new.
-    assert box.put(letter(1, 0, step=4)) is None
+    for late in (letter(1, 0, step=4), letter(1, 0, step=5)):
+        assert box.put(late) is late
+    assert len(box) == 0
+    assert box.put(letter(1, 0, step=6)) is None
+
+
+def test_a_sender_that_was_forgotten_may_start_over():
+    box = Mailbox()
+    for sender in (1, 2):
+        box.put(letter(sender, 0, step=5))
+    box.drain()
+    box.forget(1)
+    assert box.put(letter(1, 0, step=1)) is None
+    assert box.put(letter(2, 0, step=1)) is not None
 
 
 def test_discard_takes_out_one_sender():
@@ -90,9 +102,11 @@ def test_restore_holds_what_snapshot_listed_and_shares_nothing():
     snapshot = box.snapshot()
     other.put(letter(9, 9, step=9))
     other.restore(snapshot)
-    snapshot[0][3][:] = -1
+    snapshot["letters"][0][3][:] = -1
     next(iter(box)).payload[:] = -2
     assert [item[:3] for item in other] == [(0, 0, 1), (2, 1, 3)]
     assert [item.payload.tolist() for item in other] == [[5.0, 5.0], [7.0, 7.0]]
     assert isinstance(next(iter(other)), Letter)
+    other.drain()
     assert other.put(letter(2, 1, step=3)) is not None
+    assert other.put(letter(9, 9, step=1)) is None

@@ -27,6 +27,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.compat.client import run_info_store
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend import Backend
@@ -128,7 +129,6 @@ class _ThreadBackend(Backend):
     """Call the ClientApp in the thread that asks for it."""
 
     workers: int
-    run_config: Mapping[str, Any]
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
         self.app = app_fn()
@@ -145,7 +145,6 @@ class _ThreadBackend(Backend):
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
         message, context = copy.deepcopy((message, context))
-        context.run_config.update(self.run_config)
         try:
             reply = self.app(message=message, context=context)
         except Exception as error:
@@ -167,11 +166,12 @@ class _ImpatientQueue(queue.Queue):
 def _in_threads(workers: int, run_config: Mapping[str, Any]) -> Iterator[None]:
     """Put threads in the place of Ray, which Flower imports when a run starts."""
     module = types.ModuleType(_RAY_BACKEND)
-    settings = {"workers": workers, "run_config": run_config}
-    module.RayBackend = type("RayBackend", (_ThreadBackend,), settings)
+    module.RayBackend = type("RayBackend", (_ThreadBackend,), {"workers": workers})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, _RAY_BACKEND, module)
         patch.setattr(vce_api, "Queue", _ImpatientQueue)
+        # Flower reads it from the app's bundle, which there is none of.
+        patch.setattr(run_info_store, "get_fused_config", lambda _: dict(run_config))
         # numpy reads the header of an array with it, and Python 3.11 cannot do that in two threads.
         patch.setattr(ast, "literal_eval", _one_at_a_time(ast.literal_eval))
         yield

@@ -28,7 +28,7 @@ def to_arrays(record: ArrayRecord) -> Arrays:
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(value) for name, value in arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
 
 
 def arrays_of(msg: Message) -> Arrays:
@@ -40,7 +40,7 @@ def node_of(context: Context) -> int:
 
 
 def round_of(msg: Message) -> int:
-    return int(msg.content["config"]["server-round"])
+    return int(next(iter(msg.content.config_records.values()))["server-round"])
 
 
 def answer(msg: Message, arrays: Mapping[str, np.ndarray] | None = None, **metrics: Any) -> Message:

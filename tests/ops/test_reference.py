@@ -89,9 +89,11 @@ class TestUpdate:
         for array, copy in zip((x, before, after), kept, strict=True):
             assert bits(array) == bits(copy)
 
-    def test_it_is_the_same_object_that_counts_not_an_equal_one(self, ops):
-        x, after = vector(1e8), vector(1.0)
-        assert ops.update(x, x.copy(), after).tolist() == [0.0]
+    def test_each_coordinate_is_decided_by_its_value(self, ops):
+        before, after = vector(1e8, 1e8), vector(1.0, 1.0)
+        moved = vector(1e8, 2e8)
+        assert ops.update(before.copy(), before, after).tolist() == [1.0, 1.0]
+        assert ops.update(moved, before, after).tolist() == [1.0, 1e8]
 
     @pytest.mark.parametrize("lengths", [(3, 4, 4), (4, 3, 4), (4, 4, 3), (4, 1, 4), (4, 4, 1)])
     def test_wrong_lengths_are_refused(self, ops, lengths):

@@ -1,5 +1,6 @@
 """digits: the data, the model, and what a node does with them."""
 
+import warnings
 from collections.abc import Mapping
 from functools import cache
 
@@ -16,6 +17,9 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.optim import SGD
+
+# Flower Datasets sorts in a way that pyarrow has deprecated.
+warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
 
 # A model this small gains nothing from more threads, and their number decides the last bits.
 torch.set_num_threads(1)

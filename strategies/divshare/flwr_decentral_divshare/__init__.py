@@ -62,6 +62,7 @@ from flwr_decentral.core import (
     Message,
     Partition,
     PeerDown,
+    PeerUp,
     Received,
     Report,
     Rotation,
@@ -226,6 +227,11 @@ class DivShareMachine(Machine):
         useless = self.inbox.put(letter)
         if useless is not None:
             yield Report(name="superseded", nbytes=useless.nbytes)
+
+    def on_peer_up(self, event: PeerUp) -> Iterable[Command]:
+        """Take from a returning peer, which may have started over, whatever it sends."""
+        self.inbox.forget(event.peer)
+        return ()
 
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Send a peer that is gone nothing more; what it has sent stays."""

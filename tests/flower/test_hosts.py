@@ -1,0 +1,259 @@
+"""Client processes that die, that never come, and strangers at the engine's socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections import Counter
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from flwr_decentral.core import RuntimeFault
+from flwr_decentral.flower import decentral_mod, mod, packed, strategy
+from flwr_decentral.flower.control import CONTROL
+from flwr_decentral.flower.frames import Connection, FrameBuffer, Listener, encode_frame
+
+from . import toys
+from .toys import federate, make_client, node_of, round_of
+
+
+@pytest.fixture
+def die(monkeypatch):
+    """Return a function that lets the host that calls it die: its connection breaks at once."""
+    own = threading.local()
+
+    class Breakable(Connection):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            own.connection = self
+
+    monkeypatch.setattr(mod, "Connection", Breakable)
+    return lambda: own.connection.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return federate(make_client(), algorithm="dpsgd", rounds=4).run.digest
+
+
+def run(train, **arguments):
+    return federate(make_client(train), algorithm="dpsgd", rounds=4, **arguments)
+
+
+# --- packed: the host's connection breaks ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_dead_host_was_training_runs_again(workers, die, undisturbed, caplog):
+    tries = Counter()
+
+    def train(msg, context):
+        task = node_of(context), round_of(msg)
+        tries[task] += 1
+        if task == (1, 2) and tries[task] == 1:
+            die()
+        return toys.train(msg, context)
+
+    result = run(train, workers=workers)
+    assert tries[1, 2] == 2
+    assert result.run.lost_tasks == 1
+    assert result.run.train_failures == 0
+    assert result.run.digest == undisturbed
+    assert "Lost the training of node 1, round 2" in caplog.text
+
+
+def test_the_state_that_a_dead_host_wrote_is_forgotten(die):
+    seen = []
+
+    def train(msg, context):
+        times = context.state["memory"]["times"] if "memory" in context.state else 0
+        seen.append(times)
+        context.state["memory"] = ConfigRecord({"times": times + 1})
+        if times == 1 and seen.count(1) == 1:
+            die()
+        return toys.train(msg, context)
+
+    federate(make_client(train, None), nodes=1, rounds=4)
+    assert seen == [0, 1, 1, 2, 3]
+
+
+def test_a_task_that_is_lost_three_times_is_tried_a_fourth(die, undisturbed):
+    tries = Counter()
+
+    def train(msg, context):
+        tries[node_of(context), round_of(msg)] += 1
+        if node_of(context) == 1 and round_of(msg) == 2 and tries[1, 2] <= 3:
+            die()
+        return toys.train(msg, context)
+
+    result = run(train)
+    assert tries[1, 2] == 4
+    assert result.run.lost_tasks == 3
+    assert result.run.digest == undisturbed
+
+
+def test_a_task_that_always_kills_its_host_fails_the_run(die, tmp_path):
+    def train(msg, context):
+        if node_of(context) == 1 and round_of(msg) == 2:
+            die()
+        return toys.train(msg, context)
+
+    with pytest.raises(RuntimeFault, match=r"trained node 1, round 2, died 4 times.*resources"):
+        run(train, results_dir=tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_no_host_at_all_is_an_error_and_no_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(packed, "_NO_HOST", 0.1)
+    monkeypatch.setattr(packed, "_LOOK_AFTER", 0.02)
+    nothing = RecordDict({CONTROL: ConfigRecord({"served": 0})})
+    monkeypatch.setitem(mod._ACTIONS, "host", lambda call, control, config: nothing)
+    with pytest.raises(RuntimeFault, match="no client process has been there to train"):
+        run(toys.train)
+
+
+# --- packed: strangers ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listeners(monkeypatch):
+    """List the engine's listeners."""
+    made = []
+
+    class Remembered(Listener):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(strategy, "Listener", Remembered)
+    return made
+
+
+def knock(address: str, data: bytes) -> bytes:
+    """Say something to the engine, and hear what it says until it hangs up."""
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(30.0)
+        stranger.connect("\0" + address[1:])
+        stranger.sendall(data)
+        heard = b""
+        try:
+            while data := stranger.recv(1 << 16):
+                heard += data
+        except ConnectionResetError:
+            pass  # it hung up before it had read all
+        return heard
+
+
+GET_STATE = encode_frame({"do": "get-state", "node": 0})
+STRANGERS = {
+    "no token": encode_frame({"do": "serve"}),
+    "a question at once": GET_STATE,
+    "a wrong token": encode_frame({"token": "0" * 32}),
+    "a wrong token and a question": encode_frame({"token": "0" * 32}) + GET_STATE,
+    "no frame": struct.pack("<II", 8, 0) + b"no frame",
+    "a huge header": struct.pack("<II", 2**32 - 1, 0),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_shown_out_and_the_run_goes_on(said, listeners, undisturbed):
+    heard = []
+
+    def train(msg, context):
+        if node_of(context) == 0 and round_of(msg) == 2:
+            (listener,) = listeners
+            if said:
+                heard.append(knock(listener.address, said))
+            else:
+                socket.socket(socket.AF_UNIX).close()
+        return toys.train(msg, context)
+
+    result = run(train)
+    assert heard in ([b""], [])
+    assert result.run.digest == undisturbed
+    assert result.run.lost_tasks == 0
+
+
+def test_another_user_is_shown_out_and_the_run_goes_on(listeners, monkeypatch, undisturbed):
+    heard = []
+
+    def train(msg, context):
+        if node_of(context) == 0 and round_of(msg) == 2:
+            (listener,) = listeners
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getuid", lambda user=os.getuid(): user + 1)
+                token = encode_frame({"token": listener.token})
+                heard.append(knock(listener.address, token + GET_STATE))
+        return toys.train(msg, context)
+
+    assert run(train).run.digest == undisturbed
+    assert heard == [b""]
+
+
+def test_a_known_process_gets_an_answer(listeners):
+    heard = []
+
+    def train(msg, context):
+        if node_of(context) == 0 and round_of(msg) == 2:
+            (listener,) = listeners
+            connection = Connection(listener.address, listener.token, 30.0)
+            connection.send({"do": "get-state", "node": 0})
+            heard.append(connection.receive())
+            connection.close()
+        return toys.train(msg, context)
+
+    run(train)
+    assert FrameBuffer().feed(encode_frame({"do": "state"}, [b""])) == heard
+
+
+# --- message: Flower reports an error -------------------------------------------------------------
+
+
+def losing(do: str, times: int):
+    """Make a mod that lets the process die under node 1's first tasks of a kind."""
+    left = [times]
+
+    def losing_mod(msg, context, call_next):
+        control = msg.content.config_records.get(CONTROL, {})
+        if control.get("do") == do and control["node"] == 1 and left[0]:
+            left[0] -= 1
+            raise RuntimeError("the actor died")
+        return call_next(msg, context)
+
+    return losing_mod
+
+
+def disturbed(do: str, times: int, **arguments):
+    client = make_client(mods=[losing(do, times), decentral_mod])
+    return federate(client, algorithm="dpsgd", rounds=4, **arguments)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_lost_message_is_sent_again(times, undisturbed):
+    result = disturbed("train", times, dispatch="message")
+    assert result.run.lost_tasks == times
+    assert result.run.digest == undisturbed
+
+
+def test_a_message_that_is_lost_four_times_fails_the_run():
+    with pytest.raises(RuntimeFault, match="trained node 1, round 1, died 4 times.*the actor died"):
+        disturbed("train", 4, dispatch="message")
+
+
+def test_a_lost_evaluation_is_sent_again(dispatch, undisturbed):
+    result = disturbed("evaluate", 3, dispatch=dispatch, evaluate_every=4)
+    assert result.run.digest == undisturbed
+    assert None not in result.run.evaluations[-1].metrics["mean"].nodes
+
+
+def test_an_evaluation_that_is_always_lost_leaves_its_node_out(dispatch, undisturbed, caplog):
+    result = disturbed("evaluate", 4, dispatch=dispatch, evaluate_every=2)
+    assert result.run.digest == undisturbed
+    first, last = (entry.metrics["mean"].nodes for entry in result.run.evaluations)
+    assert [value is None for value in first] == [False, True, False]
+    assert None not in last
+    assert "Lost the evaluation of node 1" in caplog.text
