@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 	@"$(BIN)/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(VENV) holds an older Python: remove it and run make install again" >&2; exit 1; }
 	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check \
-	  -e '.[simulation,dev]' $(STRATEGIES:%=-e %) torch flwr-datasets scikit-learn
+	  -e '.[simulation,dev]' $(STRATEGIES:%=-e %) torch torchvision flwr-datasets scikit-learn
 	@touch $@
 
 demo: $(STAMP) ## run the digits app with several algorithms and compare them

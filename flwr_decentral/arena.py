@@ -43,6 +43,8 @@ _MAGIC: Final = b"flwrdec1"
 _HEADER: Final = struct.Struct("<8s16sQQQQ")
 _LINE: Final = 64
 _PREFIX: Final = "flwr-decentral-arena-"
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Arena:
         try:
             memory = mmap.mmap(fd, total)
         except OSError as error:
-            os.close(fd)
+            _discard(fd, owns)
             raise RuntimeFault(f"cannot map {purpose}: {error.strerror}") from error
         _HEADER.pack_into(memory, 0, _MAGIC, token, nodes, size, private_bytes, len(blob))
         start = _align(_HEADER.size)
@@ -154,8 +156,10 @@ class Arena:
             ) from error
         finally:
             os.close(fd)
-        magic, token, *_ = _HEADER.unpack_from(memory)
+        header = memory[: _HEADER.size].ljust(_HEADER.size, b"\0")
+        magic, token, *_ = _HEADER.unpack(header)
         if magic != _MAGIC or token.hex() != ref.token:
+            memory.close()
             raise RuntimeFault(
                 f"{ref.path} is not this run's shared memory: it was left by another run"
             )
@@ -191,11 +195,8 @@ class Arena:
         with contextlib.suppress(BufferError):
             self._memory.close()
         if self._keep is not None:
-            os.close(self._keep)
+            _discard(self._keep, self._owns)
             self._keep = None
-        if self._owns is not None:
-            self._owns.unlink(missing_ok=True)
-            self._owns = None
 
     def _vector(self, region: int, node: int) -> Vector:
         self._check(node)
@@ -227,14 +228,18 @@ def _open_new(total: int, purpose: str) -> tuple[int, str, Path | None]:
             for start in range(0, total, 1 << 20):
                 os.pwrite(fd, bytes(min(1 << 20, total - start)), start)
     except OSError as error:
-        os.close(fd)
-        if owns is not None:
-            owns.unlink(missing_ok=True)
+        _discard(fd, owns)
         raise RuntimeFault(
             f"cannot allocate {purpose}: {error.strerror}; use fewer nodes or a smaller model, or "
             "give the machine more memory"
         ) from error
     return fd, path, owns
+
+
+def _discard(fd: int, owns: Path | None) -> None:
+    os.close(fd)
+    if owns is not None:
+        owns.unlink(missing_ok=True)
 
 
 def sweep(folder: Path | None = None) -> list[Path]:
@@ -269,16 +274,19 @@ def available_memory() -> int | None:
 
     The smaller of what the kernel calls available and what the process's control group has left:
     memory files count against both, and exceeding the second ends in a kill and not in an error.
+    Cached files count as free, since they make room.
     """
     limits = []
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = _MEMINFO.read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         limits.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        limits.append(limit - int((group / "memory.current").read_text()))
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = int(dict(line.split() for line in lines)["inactive_file"])
+        limits.append(limit - used + cached)
     return max(min(limits), 0) if limits else None
 
 

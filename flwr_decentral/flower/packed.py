@@ -128,8 +128,8 @@ class PackedDispatcher(Dispatcher):
 
     def _invite(self) -> None:
         """Send as many host messages as can be of use."""
-        self._open = True
-        self._last_host = time.monotonic()
+        if not self._open:  # else they are asked again, and time goes on
+            self._open, self._last_host = True, time.monotonic()
         for node in range(self._seen or self._most):
             message = self._message(node, MessageType.TRAIN, self.train_config, "host", {})
             message.metadata.ttl = _TTL

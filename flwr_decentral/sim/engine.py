@@ -319,7 +319,7 @@ class Engine:
 
     def _finish(self) -> str:
         for node, state in enumerate(self._nodes):
-            if state.started and state.up:
+            if state.started:
                 event = Stopped(at=self.now, reason="the run has ended")
                 commands = self.machines[node].step(event)
                 self.journal.event(node, event, commands)

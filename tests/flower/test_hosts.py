@@ -133,12 +133,14 @@ def listeners(monkeypatch):
 
 
 def knock(address: str, data: bytes) -> bytes:
-    """Say something to the engine, and hear what it says until it hangs up."""
+    """Say something to the engine, and hear what it says until it hangs up; or say nothing."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(30.0)
         stranger.connect("\0" + address[1:])
-        stranger.sendall(data)
         heard = b""
+        if not data:
+            return heard
+        stranger.sendall(data)
         try:
             while data := stranger.recv(1 << 16):
                 heard += data
@@ -166,14 +168,11 @@ def test_a_stranger_is_shown_out_and_the_run_goes_on(said, listeners, undisturbe
     def train(msg, context):
         if node_of(context) == 0 and round_of(msg) == 2:
             (listener,) = listeners
-            if said:
-                heard.append(knock(listener.address, said))
-            else:
-                socket.socket(socket.AF_UNIX).close()
+            heard.append(knock(listener.address, said))
         return toys.train(msg, context)
 
     result = run(train)
-    assert heard in ([b""], [])
+    assert heard == [b""]
     assert result.run.digest == undisturbed
     assert result.run.lost_tasks == 0
 
@@ -240,7 +239,7 @@ def test_a_lost_message_is_sent_again(times, undisturbed):
 
 
 def test_a_message_that_is_lost_four_times_fails_the_run():
-    with pytest.raises(RuntimeFault, match="trained node 1, round 1, died 4 times.*the actor died"):
+    with pytest.raises(RuntimeFault, match="node 1, round 1, died 4 times(?s:.*)actor died"):
         disturbed("train", 4, dispatch="message")
 
 

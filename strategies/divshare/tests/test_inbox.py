@@ -107,7 +107,7 @@ def test_fragments_above_the_age_limit_are_dropped_and_counted():
     expired, staleness = of(Report, node.train(10))
     assert expired == Report(name="expired", nbytes=nbytes(node, 0))
     assert (staleness.count, staleness.total) == (2, 0.0)
-    node.give(4, 0, 9, step=1)
+    node.give(1, 0, 9, step=8)
     (expired,) = of(Report, node.train(11, value=5))
     assert expired.name == "expired"
     assert node.coordinates(0) == {5}

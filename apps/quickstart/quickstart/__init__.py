@@ -1,0 +1,1 @@
+"""quickstart: federated averaging with PyTorch, three lines from decentralized."""

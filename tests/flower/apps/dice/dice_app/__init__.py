@@ -1,0 +1,1 @@
+"""dice: what the tests of the Simulation Engine run."""
