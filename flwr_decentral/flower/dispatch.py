@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Final
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from numpy.typing import NDArray
 
@@ -26,13 +27,17 @@ from flwr_decentral.sim.trainer import Outcome, Task
 
 from .control import CONTROL, Job, reported_error
 from .grid import GridMeter
-from .roster import Roster
+from .roster import Roster, collect, hello
 
 _POLL: Final = 0.002
 _IN_FLIGHT: Final = 64
 """How many evaluate messages are out at once: Flower scans all stored messages for each node."""
 MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
+_DECOYS: Final = 8
+"""How many messages are sent at once for each dead process."""
+_NOBODY: Final = 120.0
+"""Seconds for which only dead processes may answer before the run fails."""
 
 
 @dataclass
@@ -60,6 +65,50 @@ class Lost:
                 f"{self.times[key]} times ({why}); it may run out of memory: give each client more "
                 "resources, or use fewer clients at once"
             )
+
+
+@dataclass
+class Dead:
+    """Know the client processes that have died.
+
+    Flower leaves them in its pool, which is a stack, and on top of it: a dead process fails message
+    after message at once, while others are at work, or idle below it. What it swallows so has not
+    been lost, since nothing had begun. But it has to be sent again together with other messages, of
+    which the dead take some: on its own it would go to the same process again and again.
+    """
+
+    reasons: set[str] = field(default_factory=set)
+    since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def learn(self, error: Error) -> bool:
+        """Learn of a death from an error; tell whether it was known."""
+        known = error.reason in self.reasons
+        if error.code == ErrorCode.UNKNOWN:  # it is no exception of the ClientApp
+            self.reasons.add(str(error.reason))
+        return known
+
+    def swallowed(self, error: Error) -> bool:
+        """Tell whether a message went to a process that was known to be dead.
+
+        Raises
+        ------
+        RuntimeFault
+            If nobody else has answered for a long time.
+        """
+        if not self.learn(error):
+            return False
+        now = time.monotonic()
+        self.since = self.since or now
+        if now - self.since > _NOBODY:
+            raise RuntimeFault(f"no client process is left: {error.reason}")
+        return True
+
+    def answered(self) -> None:
+        """Note that somebody is alive."""
+        self.since = None
 
 
 class Dispatcher(ABC):
@@ -99,6 +148,7 @@ class Dispatcher(ABC):
         self.train_config = dict(train_config)
         self.patience = patience
         self.lost = Lost()
+        self.dead = Dead()
 
     @abstractmethod
     def dispatch(self, task: Task, model: Vector) -> None:
@@ -149,21 +199,32 @@ class Dispatcher(ABC):
         waiting: dict[str, int] = {}
         replies: dict[int, RecordDict] = {}
         lost: dict[int, int] = {}
+        decoys: set[str] = set()
         deadline = time.monotonic() + self.patience
-        while queue or waiting:
+        while queue or waiting or decoys:
             while queue and len(waiting) < _IN_FLIGHT:
                 node = queue.popleft()
                 self.arena.input(node)[:] = models[node]
                 waiting[self.meter.push(self._evaluation(node, config, round, at, seed))] = node
-            for reply in self.meter.pull(waiting):
+            swallowed = False
+            for reply in self.meter.pull([*waiting, *decoys]):
+                if reply.metadata.reply_to_message_id in decoys:
+                    decoys.remove(reply.metadata.reply_to_message_id)
+                    continue
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 deadline = time.monotonic() + self.patience
                 if reply.has_error():
+                    if self.dead.swallowed(reply.error):
+                        swallowed = True
+                        queue.append(node)
+                        continue
                     lost[node] = lost.get(node, 0) + 1
                     if lost[node] <= MAX_LOST:
                         queue.append(node)
                     log(WARNING, "Lost the evaluation of node %d: %s", node, reply.error.reason)
-                elif error := reported_error(reply.content):
+                    continue
+                self.dead.answered()
+                if error := reported_error(reply.content):
                     log(WARNING, "Evaluation failed on node %d:\n%s", node, error)
                 else:
                     replies[node] = reply.content
@@ -172,7 +233,9 @@ class Dispatcher(ABC):
                     f"no evaluation has ended for {self.patience:.0f} s; waiting for nodes "
                     f"{sorted(waiting.values())[:8]}"
                 )
-            if waiting:
+            if swallowed:
+                decoys.update(map(self.meter.push, self._decoys({*queue, *waiting.values()})))
+            if waiting or decoys:
                 self._attend(_POLL)
         return replies
 
@@ -203,6 +266,13 @@ class Dispatcher(ABC):
             }
         )
         return Message(content, self.roster.node_ids[node], message_type)
+
+    def _decoys(self, busy: Collection[int]) -> list[Message]:
+        """Make as many messages as the dead may need besides those that busy nodes have."""
+        idle = (node for node in range(len(self.roster.node_ids)) if node not in busy)
+        count = max(0, _DECOYS * len(self.dead) - len(busy))
+        ids = [self.roster.node_ids[node] for _, node in zip(range(count), idle, strict=False)]
+        return [hello(node_id, MessageType.TRAIN) for node_id in ids]
 
     def _outcome(self, task: Task, content: RecordDict) -> Outcome:
         """Read what a task replied, and take its vector out of the arena."""
@@ -287,12 +357,23 @@ class MessageDispatcher(Dispatcher):
     def _has_ended(self, node: int) -> bool:
         # Only the awaited reply: asking for all of them costs Flower a scan of each.
         ids = [message_id for message_id, other in self._ids.items() if other == node]
-        for reply in self.meter.pull(ids):
-            del self._ids[reply.metadata.reply_to_message_id]
-            task = self._tasks[node]
-            if reply.has_error():
-                self.lost.again(task, str(reply.error.reason))
-                self._push(task)
-            else:
-                self._ended[node] = self._outcome(task, reply.content)
+        if not all([self._take(reply) for reply in self.meter.pull(ids)]):
+            for reply in self.meter.pull(self._ids):
+                self._take(reply)
+            decoys = self._decoys(set(self._ids.values()))
+            for _ in collect(self.meter, decoys, time.monotonic() + self.patience):
+                pass
         return node in self._ended
+
+    def _take(self, reply: Message) -> bool:
+        """Take the reply to a task, or send the task again; tell whether the reply is no dead one's."""
+        task = self._tasks[self._ids.pop(reply.metadata.reply_to_message_id)]
+        if not reply.has_error():
+            self.dead.answered()
+            self._ended[task.node] = self._outcome(task, reply.content)
+            return True
+        swallowed = self.dead.swallowed(reply.error)
+        if not swallowed:
+            self.lost.again(task, str(reply.error.reason))
+        self._push(task)
+        return not swallowed

@@ -35,6 +35,7 @@ from flwr_decentral.arena import Arena, ArenaRef
 from flwr_decentral.core import AlgorithmError, RuntimeFault
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.transcript import vector_digest
+from flwr_decentral.ops import Reference
 
 from .control import CONTROL, PROTOCOL, Job, dump_facts, failure
 from .frames import Connection, Frame
@@ -116,9 +117,16 @@ def seed_everything(seed: int) -> None:
     """Seed the generators of ``random``, numpy and, where it is loaded, torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - the user's code may draw from it
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if "torch" in sys.modules:
+        _seed_torch(sys.modules["torch"], seed)
+
+
+def _seed_torch(torch: Any, seed: int) -> None:
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
         torch.manual_seed(seed)
+    else:
+        # torch.manual_seed would note down, each time, to seed a device that is not there.
+        torch.default_generator.manual_seed(seed)
 
 
 def facts_of(context: Context) -> dict[str, Any]:
@@ -149,6 +157,7 @@ def host_identity() -> str:
         return socket.gethostname()
 
 
+_OPS = Reference()
 _attached: dict[ArenaRef, tuple[Arena, Layout]] = {}
 
 
@@ -214,7 +223,7 @@ def _train(
         arrays = to_numpy(take_arrays(content, job.arrays_key))
         output = arena.output(task.node)
         layout.flatten(arrays, output, arena.private_output(task.node))
-        if not np.isfinite(output).all():
+        if not _OPS.finite(output):
             raise AlgorithmError(
                 "training returned parameters that are not finite (NaN or Inf); "
                 "a lower learning rate is the usual cure"

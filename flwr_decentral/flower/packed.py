@@ -130,7 +130,7 @@ class PackedDispatcher(Dispatcher):
         """Send as many host messages as can be of use."""
         if not self._open:  # else they are asked again, and time goes on
             self._open, self._last_host = True, time.monotonic()
-        for node in range(self._seen or self._most):
+        for node in range(min(self._most, (self._seen or self._most) + len(self.dead))):
             message = self._message(node, MessageType.TRAIN, self.train_config, "host", {})
             message.metadata.ttl = _TTL
             self._messages[self.meter.push(message)] = node
@@ -152,7 +152,7 @@ class PackedDispatcher(Dispatcher):
     def _pull_hosts(self) -> None:
         for reply in self.meter.pull(self._messages):
             del self._messages[reply.metadata.reply_to_message_id]
-            if reply.has_error():
+            if reply.has_error() and not self.dead.learn(reply.error):
                 log(WARNING, "A client process ended with an error: %s", reply.error.reason)
 
     def _look_after_hosts(self) -> None:

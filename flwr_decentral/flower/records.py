@@ -8,10 +8,13 @@ pickle: :func:`encode` writes a JSON description followed by the raw bytes.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import lru_cache
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +24,8 @@ from numpy.typing import NDArray
 from flwr_decentral.core import AlgorithmError, ConfigurationError, Vector
 from flwr_decentral.core.layout import Layout, Tensor
 
+_STYPE: Final = "numpy.ndarray"
+_NPY_1_0: Final = b"\x93NUMPY\x01\x00"
 _LENGTH: Final = struct.Struct("<Q")
 _KINDS: Final[Mapping[str, type]] = {
     "arrays": ArrayRecord,
@@ -30,7 +35,7 @@ _KINDS: Final[Mapping[str, type]] = {
 
 
 def to_numpy(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """Deserialize every array of a record.
+    """Deserialize every array of a record, without copying where that can be.
 
     Raises
     ------
@@ -39,18 +44,55 @@ def to_numpy(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     """
     arrays = {}
     for name, array in record.items():
-        if array.stype != "numpy.ndarray":
+        if array.stype != _STYPE:
             raise ConfigurationError(
-                f"array {name!r} is serialized as {array.stype!r}; only 'numpy.ndarray' can be read"
+                f"array {name!r} is serialized as {array.stype!r}; only {_STYPE!r} can be read"
             )
-        arrays[name] = array.numpy()
+        arrays[name] = _load(array)
     return arrays
 
 
+def _load(array: Array) -> NDArray[Any]:
+    """Read what ``numpy.save`` wrote, a header seen before at the price of a look-up."""
+    data = array.data
+    end = 10 + int.from_bytes(data[8:10], "little")
+    if data[:8] != _NPY_1_0:
+        return array.numpy()
+    shape, plain, dtype = _read_header(data[:end])
+    if not plain:
+        return array.numpy()
+    return np.frombuffer(data, dtype, prod(shape), end).reshape(shape)
+
+
+@lru_cache(maxsize=4096)
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+    return shape, not fortran_order and not dtype.hasobject, dtype
+
+
 def to_record(model: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Serialize named arrays into a record."""
-    # Not numpy.ascontiguousarray, which makes a vector of a scalar.
-    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in model.items()})
+    """Serialize named arrays into a record, as ``numpy.save`` would."""
+    return ArrayRecord({name: _dump(value) for name, value in model.items()})
+
+
+def _dump(value: NDArray[Any]) -> Array:
+    header = _write_header(value.dtype, value.shape)
+    data = header + value.tobytes()
+    return Array(dtype=str(value.dtype), shape=value.shape, stype=_STYPE, data=data)
+
+
+@lru_cache(maxsize=4096)
+def _write_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    description = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
+    np.lib.format.write_array_header_1_0(stream, description)
+    return stream.getvalue()
 
 
 def model_record(layout: Layout, vector: Vector, private: NDArray[np.uint8]) -> ArrayRecord:

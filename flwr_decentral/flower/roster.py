@@ -116,7 +116,8 @@ def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
     return ids
 
 
-def _hello(node_id: int, message_type: str) -> Message:
+def hello(node_id: int, message_type: str) -> Message:
+    """Make the message that asks a node who it is; it changes nothing there."""
     control = ConfigRecord({"do": "hello", "protocol": PROTOCOL, "config-key": "config"})
     return Message(RecordDict({CONTROL: control}), node_id, message_type)
 
@@ -125,7 +126,7 @@ def _ask(grid: GridMeter, node_ids: Sequence[int], deadline: float) -> dict[int,
     """Ask nodes who they are."""
     facts: dict[int, dict[str, Any]] = {}
     for reply in collect(
-        grid, [_hello(node_id, MessageType.TRAIN) for node_id in node_ids], deadline
+        grid, [hello(node_id, MessageType.TRAIN) for node_id in node_ids], deadline
     ):
         node_id = reply.metadata.src_node_id
         if reply.has_error():
@@ -143,7 +144,7 @@ def _ask(grid: GridMeter, node_ids: Sequence[int], deadline: float) -> dict[int,
 
 def _evaluates(grid: GridMeter, node_id: int, deadline: float) -> bool:
     """Find out whether clients evaluate; refuse an evaluate function without the mod."""
-    (reply,) = collect(grid, [_hello(node_id, MessageType.EVALUATE)], deadline)
+    (reply,) = collect(grid, [hello(node_id, MessageType.EVALUATE)], deadline)
     if reply.has_error():
         if "No evaluate function registered" in str(reply.error.reason):
             log(WARNING, "The ClientApp has no evaluate function: nodes are not evaluated.")

@@ -95,7 +95,7 @@ def test_digests_are_of_bytes_whatever_the_strides():
     frozen = X.copy()
     frozen.flags.writeable = False
     assert vector_digest(frozen) == vector_digest(X)
-    assert vector_digest(np.empty(0, np.float32)) == "e4a6a0577479b2b4"
+    assert vector_digest(np.empty(0, np.float32)) == "e3b0c44298fc1c14"
 
 
 def test_what_stands_in_for_a_vector_shows_as_itself():
@@ -104,4 +104,4 @@ def test_what_stands_in_for_a_vector_shows_as_itself():
 
 
 def test_text_is_the_same_in_every_process_and_version():
-    assert COMMANDS[1][1] == "Send(to=1 kind=model step=2 a=3 b=0.5 payload=3:40f2ebf9e11a6cc1)"
+    assert COMMANDS[1][1] == "Send(to=1 kind=model step=2 a=3 b=0.5 payload=3:75664b4da1c08de9)"

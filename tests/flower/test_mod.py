@@ -204,13 +204,34 @@ def test_global_generators_are_seeded_for_each_task():
     assert not set(runs[0][1]) & set(runs[2][1])
 
 
+def test_torch_is_seeded_as_it_seeds_itself_and_notes_nothing_down():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("with a device there is something to note down")
+    noted = len(torch.cuda._queued_calls)
+    seed_everything(5)
+    drawn = torch.rand(3)
+    assert len(torch.cuda._queued_calls) == noted
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
 FAKE_TORCH = """
 import random
 
 class Tensor: ...
 
-_dice = random.Random()
-manual_seed, rand = _dice.seed, _dice.random
+class cuda:
+    is_available = staticmethod(lambda: False)
+
+class backends:
+    mps = cuda
+
+class Dice(random.Random):
+    manual_seed = random.Random.seed
+
+default_generator = Dice()
+rand = default_generator.random
 get_num_threads = lambda: 1
 """
 
