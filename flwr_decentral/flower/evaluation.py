@@ -201,7 +201,9 @@ class Watcher(Observer):
             done = trained / self.rounds if self.rounds else 1.0
             goal = " s"
         spent = time.monotonic() - self._begin
-        left = f", about {spent * (1 - done) / done:.0f} s left" if 0 < done < 1 else ""
+        # Before the first round is through, start-up is most of what was spent.
+        known = trained >= 1 and done < 1
+        left = f", about {spent * (1 - done) / done:.0f} s left" if known else ""
         rounds = f"{trained:.3g}" + (f"/{self.rounds}" if self.rounds else "")
         return (
             f"[virtual {to_seconds(engine.now):.6g}{goal}] rounds {rounds}, "
