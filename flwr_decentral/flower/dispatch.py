@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Final
@@ -34,8 +34,8 @@ _IN_FLIGHT: Final = 64
 """How many evaluate messages are out at once: Flower scans all stored messages for each node."""
 MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
-_DECOYS: Final = 8
-"""How many messages are sent at once for each dead process."""
+_BALLAST: Final = bytes(1 << 24)
+"""What makes a message take a moment, also with a process that fails it."""
 _NOBODY: Final = 120.0
 """Seconds for which only dead processes may answer before the run fails."""
 
@@ -73,8 +73,7 @@ class Dead:
 
     Flower leaves them in its pool, which is a stack, and on top of it: a dead process fails message
     after message at once, while others are at work, or idle below it. What it swallows so has not
-    been lost, since nothing had begun. But it has to be sent again together with other messages, of
-    which the dead take some: on its own it would go to the same process again and again.
+    been lost, since nothing had begun; :meth:`Dispatcher._sift` keeps it from going there again.
     """
 
     reasons: set[str] = field(default_factory=set)
@@ -198,45 +197,41 @@ class Dispatcher(ABC):
         queue = deque(sorted(models))
         waiting: dict[str, int] = {}
         replies: dict[int, RecordDict] = {}
+        swallowed: list[int] = []
         lost: dict[int, int] = {}
-        decoys: set[str] = set()
         deadline = time.monotonic() + self.patience
-        while queue or waiting or decoys:
+        while queue or waiting:
             while queue and len(waiting) < _IN_FLIGHT:
                 node = queue.popleft()
                 self.arena.input(node)[:] = models[node]
                 waiting[self.meter.push(self._evaluation(node, config, round, at, seed))] = node
-            swallowed = False
-            for reply in self.meter.pull([*waiting, *decoys]):
-                if reply.metadata.reply_to_message_id in decoys:
-                    decoys.remove(reply.metadata.reply_to_message_id)
-                    continue
+            for reply in self.meter.pull(waiting):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 deadline = time.monotonic() + self.patience
-                if reply.has_error():
-                    if self.dead.swallowed(reply.error):
-                        swallowed = True
-                        queue.append(node)
-                        continue
+                if not reply.has_error():
+                    self.dead.answered()
+                    if error := reported_error(reply.content):
+                        log(WARNING, "Evaluation failed on node %d:\n%s", node, error)
+                    else:
+                        replies[node] = reply.content
+                elif self.dead.swallowed(reply.error):
+                    swallowed.append(node)
+                else:
                     lost[node] = lost.get(node, 0) + 1
                     if lost[node] <= MAX_LOST:
                         queue.append(node)
                     log(WARNING, "Lost the evaluation of node %d: %s", node, reply.error.reason)
-                    continue
-                self.dead.answered()
-                if error := reported_error(reply.content):
-                    log(WARNING, "Evaluation failed on node %d:\n%s", node, error)
-                else:
-                    replies[node] = reply.content
             if time.monotonic() > deadline:
                 raise RuntimeFault(
                     f"no evaluation has ended for {self.patience:.0f} s; waiting for nodes "
                     f"{sorted(waiting.values())[:8]}"
                 )
-            if swallowed:
-                decoys.update(map(self.meter.push, self._decoys({*queue, *waiting.values()})))
-            if waiting or decoys:
+            if waiting:
                 self._attend(_POLL)
+            elif swallowed:
+                self._sift()
+                queue.extend(swallowed)
+                swallowed.clear()
         return replies
 
     def _evaluation(
@@ -267,12 +262,20 @@ class Dispatcher(ABC):
         )
         return Message(content, self.roster.node_ids[node], message_type)
 
-    def _decoys(self, busy: Collection[int]) -> list[Message]:
-        """Make as many messages as the dead may need besides those that busy nodes have."""
-        idle = (node for node in range(len(self.roster.node_ids)) if node not in busy)
-        count = max(0, _DECOYS * len(self.dead) - len(busy))
-        ids = [self.roster.node_ids[node] for _, node in zip(range(count), idle, strict=False)]
-        return [hello(node_id, MessageType.TRAIN) for node_id in ids]
+    def _sift(self, busy: Collection[int] = ()) -> None:
+        """Bring living processes to the top of Flower's pool.
+
+        There is one message more than there are dead processes, and each takes a moment: so they go
+        to different processes, and one that is alive is back last. Busy nodes get none.
+        """
+        nodes = [node for node in range(len(self.roster.node_ids)) if node not in busy]
+        messages = []
+        for node in nodes[: len(self.dead) + 1]:
+            message = hello(self.roster.node_ids[node], MessageType.TRAIN)
+            message.content[CONTROL]["ballast"] = _BALLAST
+            messages.append(message)
+        for _ in collect(self.meter, messages, time.monotonic() + self.patience):
+            pass
 
     def _outcome(self, task: Task, content: RecordDict) -> Outcome:
         """Read what a task replied, and take its vector out of the arena."""
@@ -357,23 +360,24 @@ class MessageDispatcher(Dispatcher):
     def _has_ended(self, node: int) -> bool:
         # Only the awaited reply: asking for all of them costs Flower a scan of each.
         ids = [message_id for message_id, other in self._ids.items() if other == node]
-        if not all([self._take(reply) for reply in self.meter.pull(ids)]):
-            for reply in self.meter.pull(self._ids):
-                self._take(reply)
-            decoys = self._decoys(set(self._ids.values()))
-            for _ in collect(self.meter, decoys, time.monotonic() + self.patience):
-                pass
+        swallowed = [task for reply in self.meter.pull(ids) for task in self._take(reply)]
+        if swallowed:
+            swallowed += [
+                task for reply in self.meter.pull(self._ids) for task in self._take(reply)
+            ]
+            self._sift({*self._ids.values(), *(task.node for task in swallowed)})
+            for task in swallowed:
+                self._push(task)
         return node in self._ended
 
-    def _take(self, reply: Message) -> bool:
-        """Take the reply to a task, or send the task again; tell whether the reply is no dead one's."""
+    def _take(self, reply: Message) -> Iterator[Task]:
+        """Take the reply to a task, or send the task again; yield it if a dead process had it."""
         task = self._tasks[self._ids.pop(reply.metadata.reply_to_message_id)]
         if not reply.has_error():
             self.dead.answered()
             self._ended[task.node] = self._outcome(task, reply.content)
-            return True
-        swallowed = self.dead.swallowed(reply.error)
-        if not swallowed:
+        elif self.dead.swallowed(reply.error):
+            yield task
+        else:
             self.lost.again(task, str(reply.error.reason))
-        self._push(task)
-        return not swallowed
+            self._push(task)

@@ -130,7 +130,9 @@ class PackedDispatcher(Dispatcher):
         """Send as many host messages as can be of use."""
         if not self._open:  # else they are asked again, and time goes on
             self._open, self._last_host = True, time.monotonic()
-        for node in range(min(self._most, (self._seen or self._most) + len(self.dead))):
+        if self.dead:
+            self._sift()
+        for node in range(self._seen or self._most):
             message = self._message(node, MessageType.TRAIN, self.train_config, "host", {})
             message.metadata.ttl = _TTL
             self._messages[self.meter.push(message)] = node

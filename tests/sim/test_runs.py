@@ -1,6 +1,7 @@
 """Whole runs of real algorithms: what holds for all of them, and what their course depends on."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -287,7 +288,7 @@ def test_the_seed_decides(algorithm):
         {"partitions": []},
         {"function": add_one},
     ],
-    ids=str,
+    ids=lambda change: re.sub(r" at 0x\w+", "", str(change)),
 )
 def test_the_digest_tells_runs_apart(change):
     assert varied(DIVSHARE, **change).run() != varied(DIVSHARE).run()

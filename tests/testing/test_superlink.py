@@ -85,7 +85,7 @@ def commands(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def app(commands, tmp_path):  # noqa: ARG001 - these commands run it
+def app(commands, tmp_path):
     folder = tmp_path / "my-app"
     folder.mkdir()
     return folder
