@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .message import HEADER_BYTES, Vector
 
+_NEVER: Final = -(2**63)
+
 
 class Letter(NamedTuple):
-    """One message in a mailbox."""
+    """One message in a mailbox. Its slot is 0 or more."""
 
     sender: int
     slot: int
@@ -32,7 +36,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._letters: dict[tuple[int, int], Letter] = {}
-        self._newest: dict[tuple[int, int], int] = {}
+        # By sender, then slot. Packed: a node of a large complete graph hears of every slot of all.
+        self._newest: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
 
     def put(self, letter: Letter) -> Letter | None:
         """Take in a letter.
@@ -43,12 +48,14 @@ class Mailbox:
             The letter that is of no use (any more): the one it replaced, or itself if there has
             been one at least as new. None if it replaced nothing.
         """
-        key = (letter.sender, letter.slot)
-        if self._newest.get(key, letter.step - 1) >= letter.step:
+        newest = self._newest[letter.sender]
+        newest.extend([_NEVER] * (letter.slot + 1 - len(newest)))
+        if newest[letter.slot] >= letter.step:
             return letter
+        newest[letter.slot] = letter.step
+        key = (letter.sender, letter.slot)
         held = self._letters.get(key)
         self._letters[key] = letter
-        self._newest[key] = letter.step
         return held
 
     def drain(self) -> list[Letter]:
@@ -66,14 +73,13 @@ class Mailbox:
 
     def forget(self, sender: int) -> None:
         """Let one sender's steps start over, as those of a node that returns may."""
-        for key in [key for key in self._newest if key[0] == sender]:
-            del self._newest[key]
+        self._newest.pop(sender, None)
 
     def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
         """Write everything down as plain tuples with copied payloads."""
         return {
             "letters": [(*letter[:3], letter.payload.copy()) for letter in self],
-            "newest": [(*key, self._newest[key]) for key in sorted(self._newest)],
+            "newest": [(sender, *self._newest[sender]) for sender in sorted(self._newest)],
         }
 
     def restore(self, snapshot: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
@@ -83,7 +89,9 @@ class Mailbox:
             for sender, slot, step, payload in snapshot["letters"]
         ]
         self._letters = {(letter.sender, letter.slot): letter for letter in held}
-        self._newest = {(sender, slot): step for sender, slot, step in snapshot["newest"]}
+        self._newest.clear()
+        for sender, *steps in snapshot["newest"]:
+            self._newest[sender].extend(steps)
 
     def __iter__(self) -> Iterator[Letter]:
         return (self._letters[key] for key in sorted(self._letters))
