@@ -47,16 +47,15 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 demo: $(STAMP) ## run the digits app with several algorithms and compare them
 	@"$(BIN)/python" tools/demo.py
 
-test: test-unit test-flower ## run all tests, the engine's too
+test: test-unit test-flower ## run all tests: the quick ones, then the slow ones and the engine's
 
-test-unit: $(STAMP) ## run the tests that need no engine: the same as plain `pytest`
-	@"$(BIN)/python" -m pytest -q $(ARGS)
+test-unit: $(STAMP) ## run the quick tests, which need no engine: the same as plain `pytest`, on all cores
+	@"$(BIN)/python" -m pytest -q -n auto --dist worksteal $(ARGS)
 
 # Flower keeps its settings, logs and database in FLWR_HOME: the user's own are left alone.
 test-flower: export FLWR_HOME := $(CURDIR)/.cache/flwr
-test-flower: $(STAMP) ## run the tests on Flower's Simulation Engine
-	@"$(BIN)/python" -m pytest -q -m flower $(ARGS); rc=$$?; \
-	if [ $$rc -eq 5 ]; then echo "no test is marked flower"; exit 0; fi; exit $$rc
+test-flower: $(STAMP) ## run the slow tests and those on Flower's Simulation Engine
+	@"$(BIN)/python" -m pytest -q -m "flower or slow" $(ARGS)
 
 lint: $(STAMP) ## check format, style, types and floors
 	@rc=0; \
@@ -66,8 +65,8 @@ lint: $(STAMP) ## check format, style, types and floors
 	"$(BIN)/lint-imports" --no-logo --cache-dir .cache/import-linter || rc=1; \
 	exit $$rc
 
-bench: $(STAMP) ## measure speed: every tests/bench/bench_*.py
-	@[ -n "$(BENCHES)" ] || echo "no benchmarks yet: tests/bench/bench_*.py matches nothing"
+bench: $(STAMP) ## measure: every tests/bench/bench_*.py, and the large replications
+	@"$(BIN)/python" -m pytest -q -m bench
 	@for script in $(BENCHES); do \
 	  echo "== $$script"; "$(BIN)/python" "$$script" || exit 1; done
 

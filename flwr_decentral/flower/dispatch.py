@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, Final
@@ -34,8 +34,8 @@ _IN_FLIGHT: Final = 64
 """How many evaluate messages are out at once: Flower scans all stored messages for each node."""
 MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
-_BALLAST: Final = bytes(1 << 24)
-"""What makes a message take a moment, also with a process that fails it."""
+_BALLAST: Final = 1 << 24
+"""Bytes that make a message take a moment, even where it fails."""
 _NOBODY: Final = 120.0
 """Seconds for which only dead processes may answer before the run fails."""
 
@@ -269,11 +269,10 @@ class Dispatcher(ABC):
         to different processes, and one that is alive is back last. Busy nodes get none.
         """
         nodes = [node for node in range(len(self.roster.node_ids)) if node not in busy]
-        messages = []
-        for node in nodes[: len(self.dead) + 1]:
-            message = hello(self.roster.node_ids[node], MessageType.TRAIN)
-            message.content[CONTROL]["ballast"] = _BALLAST
-            messages.append(message)
+        messages = [
+            hello(self.roster.node_ids[node], MessageType.TRAIN, bytes(_BALLAST))
+            for node in nodes[: len(self.dead) + 1]
+        ]
         for _ in collect(self.meter, messages, time.monotonic() + self.patience):
             pass
 
@@ -360,24 +359,24 @@ class MessageDispatcher(Dispatcher):
     def _has_ended(self, node: int) -> bool:
         # Only the awaited reply: asking for all of them costs Flower a scan of each.
         ids = [message_id for message_id, other in self._ids.items() if other == node]
-        swallowed = [task for reply in self.meter.pull(ids) for task in self._take(reply)]
-        if swallowed:
-            swallowed += [
-                task for reply in self.meter.pull(self._ids) for task in self._take(reply)
-            ]
+        if swallowed := self._take(ids):
+            swallowed += self._take(self._ids)  # where one has been, others may be
             self._sift({*self._ids.values(), *(task.node for task in swallowed)})
             for task in swallowed:
                 self._push(task)
         return node in self._ended
 
-    def _take(self, reply: Message) -> Iterator[Task]:
-        """Take the reply to a task, or send the task again; yield it if a dead process had it."""
-        task = self._tasks[self._ids.pop(reply.metadata.reply_to_message_id)]
-        if not reply.has_error():
-            self.dead.answered()
-            self._ended[task.node] = self._outcome(task, reply.content)
-        elif self.dead.swallowed(reply.error):
-            yield task
-        else:
-            self.lost.again(task, str(reply.error.reason))
-            self._push(task)
+    def _take(self, ids: Iterable[str]) -> list[Task]:
+        """Take replies, and send lost tasks again; return the tasks that were swallowed."""
+        swallowed = []
+        for reply in self.meter.pull(ids):
+            task = self._tasks[self._ids.pop(reply.metadata.reply_to_message_id)]
+            if not reply.has_error():
+                self.dead.answered()
+                self._ended[task.node] = self._outcome(task, reply.content)
+            elif self.dead.swallowed(reply.error):
+                swallowed.append(task)
+            else:
+                self.lost.again(task, str(reply.error.reason))
+                self._push(task)
+        return swallowed

@@ -116,9 +116,11 @@ def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
     return ids
 
 
-def hello(node_id: int, message_type: str) -> Message:
+def hello(node_id: int, message_type: str, ballast: bytes = b"") -> Message:
     """Make the message that asks a node who it is; it changes nothing there."""
-    control = ConfigRecord({"do": "hello", "protocol": PROTOCOL, "config-key": "config"})
+    control = ConfigRecord(
+        {"do": "hello", "protocol": PROTOCOL, "config-key": "config", "ballast": ballast}
+    )
     return Message(RecordDict({CONTROL: control}), node_id, message_type)
 
 

@@ -1,8 +1,8 @@
 """Flower's Simulation Runtime without Ray: a ServerApp and a ClientApp run in this process.
 
 Messages, node ids, contexts and queues are Flower's own. Only the backend is ours: instead of an
-actor process, a thread calls the ClientApp, with copies of what Ray would have pickled. A run takes
-a fraction of a second. This is the only file here that knows Flower's private modules.
+actor process, a thread calls the ClientApp, with what Ray would have sent there. A run takes a
+fraction of a second. This is the only file here that knows Flower's private modules.
 
 What it hides: all "actors" share this process's modules, and with them the global generators of
 ``random``, numpy and torch. What one thread seeds another one draws from, so use one worker where
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import logging
+import pickle
 import queue
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,6 +47,8 @@ _RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
 _RUN_ID, _TASK_ID = 7, 11
 _POLL, _PATIENCE = 0.002, 0.02
 """Seconds that Flower's loops wait, instead of 0.1 and 1."""
+_BYTES_PER_SECOND = 1e8
+"""How fast messages get to actors, also to dead ones."""
 
 
 def run_in_process(
@@ -125,31 +128,54 @@ def task_identity() -> Iterator[None]:
         yield
 
 
-class _ThreadBackend(Backend):
-    """Call the ClientApp in the thread that asks for it."""
+class ActorDied(BaseException):
+    """What a client raises to let the actor die that runs it."""
 
-    workers: int
+
+class _ThreadBackend(Backend):
+    """Call the ClientApp in the thread that asks for it.
+
+    As in Flower's backend, actors are a stack, to which they return even if they are dead.
+    """
+
+    actors: int
 
     def build(self, app_fn: Callable[[], ClientApp]) -> None:
         self.app = app_fn()
+        self.idle = list(range(self.actors))
+        self.dead: set[int] = set()
 
     @property
     def num_workers(self) -> int:
-        return self.workers
+        return self.actors
 
     def is_worker_idle(self) -> bool:
-        return True
+        return bool(self.idle)
 
     def terminate(self) -> None:
         pass
 
     def process_message(self, message: Message, context: Context) -> tuple[Message, Context]:
-        message, context = copy.deepcopy((message, context))
+        actor = self.idle.pop()
+        try:
+            sent = pickle.dumps((message, context))
+            time.sleep(len(sent) / _BYTES_PER_SECOND)
+            if actor not in self.dead:
+                return self._run(actor, sent)
+            raise RuntimeError(f"actor {actor} is dead")
+        finally:
+            self.idle.append(actor)
+
+    def _run(self, actor: int, sent: bytes) -> tuple[Message, Context]:
+        message, context = pickle.loads(sent)  # noqa: S301 - of our own making
         try:
             reply = self.app(message=message, context=context)
+        except ActorDied:
+            self.dead.add(actor)
+            raise RuntimeError(f"actor {actor} is dead") from None
         except Exception as error:
             raise ClientAppException(str(error)) from error
-        return copy.deepcopy((reply, context))
+        return pickle.loads(pickle.dumps((reply, context)))  # noqa: S301
 
 
 class _ImpatientEvent(threading.Event):
@@ -166,7 +192,7 @@ class _ImpatientQueue(queue.Queue):
 def _in_threads(workers: int, run_config: Mapping[str, Any]) -> Iterator[None]:
     """Put threads in the place of Ray, which Flower imports when a run starts."""
     module = types.ModuleType(_RAY_BACKEND)
-    module.RayBackend = type("RayBackend", (_ThreadBackend,), {"workers": workers})
+    module.RayBackend = type("RayBackend", (_ThreadBackend,), {"actors": workers})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, _RAY_BACKEND, module)
         patch.setattr(vce_api, "Queue", _ImpatientQueue)

@@ -117,7 +117,8 @@ def test_frames_go_both_ways_until_the_engine_closes(listener):
 
 def test_another_user_is_not_let_in(listener, monkeypatch):
     connection = Connection(listener.address, listener.token, 5.0)
-    monkeypatch.setattr(os, "getuid", lambda user=os.getuid(): user + 1)
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
     assert listener.accept() is None
     with pytest.raises(ConnectionResetError):  # closed with our opening unread
         connection.receive()

@@ -13,10 +13,12 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flwr_decentral.core import RuntimeFault
 from flwr_decentral.flower import decentral_mod, mod, packed, strategy
+from flwr_decentral.flower import dispatch as module
 from flwr_decentral.flower.control import CONTROL
 from flwr_decentral.flower.frames import Connection, FrameBuffer, Listener, encode_frame
 
 from . import toys
+from .inprocess import ActorDied
 from .toys import federate, make_client, node_of, round_of
 
 
@@ -31,6 +33,7 @@ def die(monkeypatch):
             own.connection = self
 
     monkeypatch.setattr(mod, "Connection", Breakable)
+    monkeypatch.setattr(packed, "_LOOK_AFTER", 0.02)
     return lambda: own.connection.close()
 
 
@@ -115,6 +118,55 @@ def test_no_host_at_all_is_an_error_and_no_wait_for_ever(monkeypatch):
         run(toys.train)
 
 
+# --- actors that die and stay in Flower's pool ----------------------------------------------------
+
+
+def with_deaths(*deaths, **arguments):
+    """Run with an actor dying under each of some tasks; nodes evaluate after each round."""
+    tries = Counter()
+
+    def train(msg, context):
+        task = node_of(context), round_of(msg)
+        tries[task] += 1
+        if task in deaths and tries[task] == 1:
+            raise ActorDied
+        return toys.train(msg, context)
+
+    return run(train, nodes=6, evaluate_every=1, **arguments).run
+
+
+@pytest.fixture(scope="module")
+def without_deaths():
+    return with_deaths()
+
+
+@pytest.mark.parametrize("deaths", [[(2, 2)], [(2, 2), (3, 3)]], ids=["one", "two"])
+def test_dead_actors_change_nothing_whatever_they_swallow(
+    dispatch, deaths, without_deaths, caplog, monkeypatch
+):
+    monkeypatch.setattr(module, "_BALLAST", 1 << 20)  # it takes these threads long enough
+    result = with_deaths(*deaths, workers=len(deaths) + 1, dispatch=dispatch)
+    assert result.digest == without_deaths.digest
+    assert result.evaluations == without_deaths.evaluations
+    assert result.lost_tasks == len(deaths)
+    assert "Lost the training of node 2, round 2" in caplog.text
+    assert "Lost the evaluation" not in caplog.text
+
+
+def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
+    monkeypatch.setattr(module, "_NOBODY", 0.1)
+    monkeypatch.setattr(packed, "_NO_HOST", 0.1)
+    monkeypatch.setattr(packed, "_LOOK_AFTER", 0.02)
+
+    def train(msg, context):
+        if round_of(msg) == 2:
+            raise ActorDied
+        return toys.train(msg, context)
+
+    with pytest.raises(RuntimeFault, match="no client process"):
+        run(train, dispatch=dispatch)
+
+
 # --- packed: strangers ----------------------------------------------------------------------------
 
 
@@ -179,12 +231,13 @@ def test_a_stranger_is_shown_out_and_the_run_goes_on(said, listeners, undisturbe
 
 def test_another_user_is_shown_out_and_the_run_goes_on(listeners, monkeypatch, undisturbed):
     heard = []
+    another = os.getuid() + 1
 
     def train(msg, context):
         if node_of(context) == 0 and round_of(msg) == 2:
             (listener,) = listeners
             with monkeypatch.context() as patch:
-                patch.setattr(os, "getuid", lambda user=os.getuid(): user + 1)
+                patch.setattr(os, "getuid", lambda: another)
                 token = encode_frame({"token": listener.token})
                 heard.append(knock(listener.address, token + GET_STATE))
         return toys.train(msg, context)

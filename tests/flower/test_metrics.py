@@ -111,9 +111,9 @@ def test_the_averaged_model_is_evaluated_before_and_at_each_evaluation(run):
     for round, array in zip(averages.rounds, averages.arrays, strict=True):
         # The exact mean, rounded once.
         assert array.tobytes() == np.full(4, models(round).mean(), np.float32).tobytes()
-    assert {round: record["mean"] for round, record in result.evaluate_metrics_serverapp.items()} == {
-        round: models(round).mean() for round in range(4)
-    }
+    assert {
+        round: record["mean"] for round, record in result.evaluate_metrics_serverapp.items()
+    } == {round: models(round).mean() for round in range(4)}
     for evaluation in result.run.evaluations:
         assert evaluation.averaged == {"mean": models(evaluation.round).mean()}
     assert to_arrays(result.arrays)["w"].tobytes() == averages.arrays[-1].tobytes()

@@ -20,7 +20,7 @@ class FakeGrid:
     Each time it is asked for its nodes, ``arrivals`` more of them have registered.
     """
 
-    def __init__(self, nodes=NODES, arrivals=len(NODES), **behave):
+    def __init__(self, nodes=NODES, arrivals=3, **behave):
         self.nodes = nodes
         self.arrivals = arrivals
         self.behave = behave
@@ -113,7 +113,9 @@ def test_a_grid_that_takes_no_message_ends_the_run():
 
 
 def test_a_partition_id_that_is_claimed_twice_is_refused_naming_both():
-    with pytest.raises(ConfigurationError, match="partition-id 0 is claimed by Flower nodes 10 and"):
+    with pytest.raises(
+        ConfigurationError, match="partition-id 0 is claimed by Flower nodes 10 and"
+    ):
         roll(FakeGrid(nodes={10: 0, 11: 1, 12: 0}))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_decentral.core import ConfigurationError, RuntimeFault
@@ -19,6 +19,7 @@ from flwr_decentral.flower import DecentralResult
 from flwr_decentral.report import RunResult
 
 from . import toys
+from .inprocess import task_identity
 from .toys import arrays_of, federate, make_client, node_of, round_of, to_arrays
 
 NODES, ROUNDS = 4, 4
@@ -195,7 +196,8 @@ def observe(folder: Path, **changes) -> Observed:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Observed]:
     return {
-        name: observe(tmp_path_factory.mktemp(name), dispatch=name) for name in ("packed", "message")
+        name: observe(tmp_path_factory.mktemp(name), dispatch=name)
+        for name in ("packed", "message")
     }
 
 
@@ -219,14 +221,9 @@ def test_no_array_crosses_the_grid(run):
 def test_the_counting_grid_can_count():
     grid = CountingGrid(None)
 
-    class FakeMessage:
-        metadata = type("Metadata", (), {"message_type": "train"})
-        content = {"arrays": toys.to_record(MODEL)}
-
-        def has_content(self):
-            return True
-
-    grid.count("pushed", [FakeMessage()])
+    with task_identity():
+        message = Message(RecordDict({"arrays": toys.to_record(MODEL)}), 1, MessageType.TRAIN)
+    grid.count("pushed", [message])
     assert grid.array_bytes >= MODEL["w"].nbytes
 
 
@@ -256,7 +253,9 @@ def test_both_dispatchers_do_the_same_run(runs):
 
 
 def test_both_write_the_same_transcript(runs):
-    texts = {(run.folder / f"{run.result.run.name}.transcript").read_text() for run in runs.values()}
+    texts = {
+        (run.folder / f"{run.result.run.name}.transcript").read_text() for run in runs.values()
+    }
     assert len(texts) == 1
     assert "TrainDone" in texts.pop()
 

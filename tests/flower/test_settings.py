@@ -217,7 +217,7 @@ def test_an_unknown_key_in_a_table_is_refused_with_the_nearest_known():
 
 @pytest.fixture
 def app_folder(tmp_path, monkeypatch):
-    """A folder on the import path that is not the working directory, as Flower's app bundles are."""
+    """A folder on the import path, but not the working directory: where Flower unpacks an app."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     folder = tmp_path / "app"

@@ -139,8 +139,14 @@ def test_both_dispatchers_agree_on_failures():
 @pytest.mark.parametrize(
     ("failures", "complaint"),
     [
-        ({1: {2, 3, 4}}, r"failed 3 times in a row on node 1, last in round 4:(?s:.*)no round 4 on"),
-        ({0: {1}, 1: {1}, 2: {1}}, r"failed on all 3 nodes in their first round(?s:.*)no round 1 on"),
+        (
+            {1: {2, 3, 4}},
+            r"failed 3 times in a row on node 1, last in round 4:(?s:.*)no round 4 on",
+        ),
+        (
+            {0: {1}, 1: {1}, 2: {1}},
+            r"failed on all 3 nodes in their first round(?s:.*)no round 1 on",
+        ),
     ],
     ids=["three-in-a-row", "all-in-their-first-round"],
 )

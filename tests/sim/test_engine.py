@@ -18,6 +18,7 @@ from flwr_decentral.core import (
     Received,
     Report,
     RuntimeFault,
+    Seeds,
     Send,
     SetTimer,
     Started,
@@ -63,6 +64,14 @@ def both(*scripts):
 
 def sends(*receivers):
     return [Send(to=to, message=note(step)) for step, to in enumerate(receivers)]
+
+
+def test_every_machine_has_a_site_of_its_own():
+    engine = make(at_start(), graph=nx.path_graph(3), seed=5, rounds=1)
+    sites = [machine.site for machine in engine.machines]
+    assert [site.neighbors for site in sites] == [(1,), (0, 2), (1,)]
+    assert [site.seeds for site in sites] == [Seeds(5).of(node) for node in range(3)]
+    assert all(model is engine.plan.initial for model in engine.models())
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -503,6 +512,14 @@ def test_a_dropped_queue_leaves_what_is_under_way():
     assert engine.traffic.dropped == 2 * 64
 
 
+def test_an_uplink_that_broke_off_does_not_fall_idle():
+    engine = make(
+        Idle(script=at_start(n0=sends(1, 1))), duration=9, uplink=SLOW, outages=[(0, 0.25, 0.5)]
+    )
+    engine.run()
+    assert seen(engine, 0, LinkIdle) == []
+
+
 def test_idle_uplinks_are_told_of_only_where_that_is_wanted():
     engine = make(at_start(n0=sends(1)), duration=9, uplink=SLOW)
     engine.run()
@@ -740,9 +757,12 @@ def test_a_stall_names_who_waits_for_whom():
     assert "more" not in text
 
 
-def test_a_stall_names_the_first_few():
-    with pytest.raises(RuntimeFault, match=r"node 7 \(round 0\) waits for nobody .* and 4 more\."):
-        stalling(at_start(), nodes=12, rounds=1).run()
+def test_a_stall_names_the_first_few_of_those_that_are_not_done():
+    with pytest.raises(RuntimeFault) as error:
+        stalling(at_start(n3=[Halt(reason="")]), nodes=13, rounds=1).run()
+    text = str(error.value)
+    assert "node 2 (round 0) waits for nobody it can name; node 4 (round 0)" in text
+    assert "node 8 (round 0) waits for nobody it can name and 4 more." in text
 
 
 def test_a_stalled_run_of_a_given_duration_fails_too():

@@ -211,6 +211,7 @@ def test_lockstep_does_not_depend_on_how_long_anything_takes():
         np.testing.assert_array_equal(models(**scenario), expected)
 
 
+@pytest.mark.slow
 def test_thousands_of_nodes():
     nodes = 4096
     engine = make(Gossip(), graph=nx.cycle_graph(nodes), rounds=3, size=8, latency=0.1)

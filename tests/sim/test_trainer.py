@@ -32,8 +32,9 @@ def test_the_model_is_copied_as_it_is_handed_out():
     assert trainer.wait(0).model.tolist() == [1, 2]
 
 
-def test_what_was_trained_is_a_new_array_of_single_precision():
-    kept = np.array([1.5, 2.5])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_what_was_trained_is_a_new_array_of_single_precision(kind):
+    kept = np.array([1.5, 2.5], kind)
     trainer = FunctionTrainer(lambda _, __: kept)
     trainer.dispatch(task(), vector(0, 0))
     trained = trainer.wait(0).model

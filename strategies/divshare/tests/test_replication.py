@@ -74,6 +74,7 @@ def run(*, fragments, factor, rounds, flush=True, seed=1) -> Run:
     return course.run
 
 
+@pytest.mark.slow
 def test_fragments_are_sooner_where_links_are_slow():
     """Measured over three seeds: 0.5 is reached after 26 to 30 rounds, and after 34 to 38."""
     fragments = run(fragments=10, factor=10, rounds=40)

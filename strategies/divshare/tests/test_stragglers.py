@@ -43,6 +43,7 @@ def accuracy(fragments, flush):
     return float(np.mean([problem.accuracy(model) for model in engine.models()]))
 
 
+@pytest.mark.slow
 def test_fragments_beat_whole_models_and_fresh_models_beat_old_ones():
     assert accuracy(10, flush=True) > accuracy(1, flush=True) + 0.03
     assert accuracy(1, flush=True) > accuracy(1, flush=False) + 0.1
