@@ -178,6 +178,10 @@ class Layout:
         return tuple(tensor for tensor in self.tensors if tensor.role == "shared")
 
     @cached_property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(tensor.name for tensor in self.tensors)
+
+    @cached_property
     def rounded(self) -> tuple[str, ...]:
         """Names of the float64 tensors, which lose precision in the vector."""
         return tuple(tensor.name for tensor in self.shared if tensor.dtype == "float64")
@@ -275,9 +279,9 @@ class Layout:
         return model
 
     def _check_names(self, model: Mapping[str, NDArray[Any]]) -> None:
-        names = [tensor.name for tensor in self.tensors]
+        names = self._names
         missing = [name for name in names if name not in model]
-        extra = [name for name in model if name not in set(names)]
+        extra = [name for name in model if name not in names]
         if missing or extra:
             raise AlgorithmError(
                 "the model's tensors changed in mid-run: "

@@ -286,6 +286,17 @@ class Dispatcher(ABC):
         model = self.arena.output(task.node).copy()
         return Outcome(model=model, digest=digest, extra=content)
 
+    def _overdue(self, tasks: Iterable[Task]) -> RuntimeFault:
+        """Make the error for no training having ended for longer than one may take.
+
+        Tasks queue for a few clients, so how long one of them has waited says nothing.
+        """
+        flying = [f"node {task.node} (round {task.round})" for task in tasks]
+        return RuntimeFault(
+            f"no training has ended for {self.patience:.6g} s, which is what one may take; waiting "
+            f"for {', '.join(flying[:8])}. Allow more with timeout"
+        )
+
     def _commit(self, node: int, outcome: Outcome) -> Outcome:
         """Let a task change the private bytes, now that it ends in virtual time."""
         if outcome.model is not None:
@@ -320,14 +331,16 @@ class MessageDispatcher(Dispatcher):
         self._push(task)
 
     def _await(self, node: int) -> None:
-        deadline = time.monotonic() + self.patience
+        begin = time.monotonic()
         while not self._has_ended(node):
-            if time.monotonic() > deadline:
-                task = self._tasks[node]
-                raise RuntimeFault(
-                    f"training node {node}, round {task.round}, has taken more than "
-                    f"{self.patience:.0f} s; allow more with timeout"
-                )
+            if time.monotonic() > begin + self.patience:
+                ended = len(self._ended)
+                for other in self._tasks:  # what it has queued behind may have ended
+                    self._has_ended(other)
+                if len(self._ended) == ended:
+                    flying = self._tasks.keys() - self._ended.keys()
+                    raise self._overdue(self._tasks[other] for other in sorted(flying))
+                begin = time.monotonic()
             time.sleep(_POLL)
 
     def wait(self, node: int) -> Outcome:

@@ -93,6 +93,9 @@ class Watcher(Observer):
     def barrier(self, engine: Engine, round: int) -> None:
         """Evaluate."""
         self.dispatcher.settle()
+        for past in sorted(self._train_metrics):
+            if past < engine.lowest_round:
+                self._aggregate_train(past)
         models = engine.models()
         metrics = self._evaluate_nodes(engine, round)
         averaged = self._evaluate_average(engine, round)

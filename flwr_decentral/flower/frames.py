@@ -114,6 +114,10 @@ class Connection:
         """Send a frame."""
         self._socket.sendall(encode_frame(header, blobs))
 
+    def wait_for_work(self) -> None:
+        """Have no patience end from now on: the engine's end is the end of the connection."""
+        self._socket.settimeout(None)
+
     def receive(self) -> Frame | None:
         """Wait for a frame; None if the engine has closed the connection.
 

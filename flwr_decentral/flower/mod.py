@@ -138,7 +138,9 @@ def facts_of(context: Context) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch else int(os.environ.get("OMP_NUM_THREADS", 0))
+    # OMP_NUM_THREADS may be a list, one number for each level of nesting.
+    named = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = torch.get_num_threads() if torch else int(named) if named.isdigit() else 0
     return {
         "node": context.node_config.get("partition-id", -1),
         "nodes": context.node_config.get("num-partitions", -1),
@@ -187,6 +189,11 @@ def _run(call: _Call, job: Job, task: _Task, config: Mapping[str, Any]) -> Recor
     call.message.content = RecordDict({job.arrays_key: arrays, job.config_key: task.config(config)})
     seed_everything(task.seed)
     reply = call.call_next(call.message, call.context)
+    if not isinstance(reply, Message):
+        raise AlgorithmError(
+            f"the function must return a Message, as Flower's do; it returned a "
+            f"{type(reply).__name__}"
+        )
     if reply.has_error():
         raise RuntimeFault(f"the function replied with an error: {reply.error.reason}")
     return reply.content
@@ -295,6 +302,7 @@ def _host(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> Re
     try:
         _attach(job)
         connection.send({"do": "serve"})
+        connection.wait_for_work()
         while (frame := connection.receive()) is not None and frame.header["do"] == "train":
             state, content = _serve(call, job, frame, config)
             header = {"node": frame.header["node"], "round": frame.header["round"]}

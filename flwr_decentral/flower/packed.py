@@ -72,7 +72,7 @@ class PackedDispatcher(Dispatcher):
         self._running: dict[int, Task] = {}
         self._ended: dict[int, Outcome] = {}
         self._state: dict[int, bytes] = {}
-        self._looked = self._last_host = time.monotonic()
+        self._looked = self._last_host = self._last_end = time.monotonic()
 
     # ------------------------------------------------------------------------------ tasks
 
@@ -87,31 +87,27 @@ class PackedDispatcher(Dispatcher):
 
     def wait(self, node: int) -> Outcome:
         """Wait until the node's task has ended, and take its outcome."""
-        deadline = time.monotonic() + self.patience
+        begin = time.monotonic()
         while node not in self._ended:
             if not self._open:
                 self._invite()
             self._attend(_LOOK_AFTER)
             self._look_after_hosts()
-            if node not in self._ended and time.monotonic() > deadline:
-                raise RuntimeFault(
-                    f"training node {node}, round {self._running[node].round}, has taken more than "
-                    f"{self.patience:.0f} s; allow more with timeout"
-                )
+            self._check_progress(begin)
         return self._commit(node, self._ended.pop(node))
 
     def settle(self) -> None:
         """Wait until every task has ended, and let the hosts return."""
-        deadline = time.monotonic() + self.patience
+        begin = time.monotonic()
         while self._running:
             self._attend(_LOOK_AFTER)
             self._look_after_hosts()
-            if time.monotonic() > deadline:
-                raise RuntimeFault(
-                    f"nodes {sorted(self._running)[:8]} have trained for more than "
-                    f"{self.patience:.0f} s; allow more with timeout"
-                )
+            self._check_progress(begin)
         self._dismiss()
+
+    def _check_progress(self, begin: float) -> None:
+        if self._running and time.monotonic() > max(begin, self._last_end) + self.patience:
+            raise self._overdue(self._running.values())
 
     def close(self) -> None:
         """Close the sockets; hosts that still serve see that and return."""
@@ -236,6 +232,7 @@ class PackedDispatcher(Dispatcher):
 
     def _finish(self, host: _Host, node: int, state: bytes, records: bytes) -> None:
         task = host.tasks.pop(node)
+        self._last_end = time.monotonic()
         del self._running[node]
         if state:
             self._state[node] = state

@@ -15,10 +15,12 @@ algorithm and leaves the others' parameters where they are:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal, TypeAlias
 
 import networkx as nx
@@ -65,6 +67,7 @@ class FedAvgOptions:
     evaluate_metrics_aggr_fn: AggregateFn | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self, _OPTION_TYPES)
         if self.fraction_train != 1.0:
             raise ConfigurationError(
                 f"fraction_train={self.fraction_train} cannot be honored: no server chooses who "
@@ -121,12 +124,17 @@ class Settings:
     setup_timeout: float = 300.0
 
     def __post_init__(self) -> None:
+        _check_types(self, _ARGUMENTS)
         if self.dispatch not in ("packed", "message"):
             raise ConfigurationError(
                 f"dispatch={self.dispatch!r}: {suggest(str(self.dispatch), ['packed', 'message'])}"
             )
-        if self.duration is not None and self.duration <= 0:
-            raise ConfigurationError(f"duration must be positive, got {self.duration} s")
+        if self.duration is not None and not 0 < self.duration < math.inf:
+            raise ConfigurationError(f"duration must be positive and finite, got {self.duration} s")
+        if not 0 < self.setup_timeout < math.inf:
+            raise ConfigurationError(
+                f"setup_timeout must be positive and finite, got {self.setup_timeout} s"
+            )
         if self.evaluate_every < 0:
             raise ConfigurationError(
                 f"evaluate_every counts rounds, 0 or more, got {self.evaluate_every}"
@@ -141,6 +149,44 @@ class Resolved:
     settings: Settings
     options: FedAvgOptions
     scenario: Scenario = field(default_factory=Scenario)
+
+
+_NUMBER: Final = (int, float)
+_OPTION_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "fraction_train": _NUMBER,
+    "fraction_evaluate": _NUMBER,
+    "min_train_nodes": (int,),
+    "min_evaluate_nodes": (int,),
+    "min_available_nodes": (int,),
+    "weighted_by_key": (str,),
+    "arrayrecord_key": (str,),
+    "configrecord_key": (str,),
+    "train_metrics_aggr_fn": (Callable, NoneType),  # type: ignore[dict-item]
+    "evaluate_metrics_aggr_fn": (Callable, NoneType),  # type: ignore[dict-item]
+}
+_ARGUMENTS: Final[Mapping[str, tuple[type, ...]]] = {
+    "topology": (str, Path, nx.Graph, NoneType),
+    "scenario": (Scenario, str, Path, NoneType),
+    "seed": (int,),
+    "duration": (*_NUMBER, NoneType),
+    "evaluate_every": (int,),
+    "results_dir": (str, Path, NoneType),
+    "dispatch": (str,),
+    "transcript": (bool,),
+    "private_keys": (tuple,),
+    "frozen_keys": (tuple,),
+    "setup_timeout": _NUMBER,
+}
+
+
+def _check_types(values: object, types: Mapping[str, tuple[type, ...]]) -> None:
+    """Refuse an argument of another type; a bool is no number."""
+    for name, expected in types.items():
+        value = getattr(values, name)
+        if isinstance(value, expected) and (bool in expected or not isinstance(value, bool)):
+            continue
+        words = " or ".join("None" if kind is NoneType else kind.__name__ for kind in expected)
+        raise ConfigurationError(f"{name} must be {words}, got {value!r}")
 
 
 _SETTINGS: Final = {entry.name for entry in fields(Settings)}
@@ -214,9 +260,11 @@ def _from_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _patterns(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def _patterns(value: object) -> tuple[str, ...]:
     """Split comma-separated patterns; ``none`` is no pattern at all."""
     if not isinstance(value, str):
+        if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+            raise ConfigurationError(f"patterns of keys must be strings, got {value!r}")
         return tuple(value)
     if value.strip() == "none":
         return ()
@@ -226,6 +274,10 @@ def _patterns(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
 def _make_algorithm(
     algorithm: str | Algorithm, config: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> Algorithm:
+    if not isinstance(algorithm, str | Algorithm):
+        raise ConfigurationError(
+            f"an algorithm is a name, 'module:Class', or an instance, got {algorithm!r}"
+        )
     if isinstance(algorithm, Algorithm):
         if arguments:
             name = next(iter(arguments))
@@ -273,5 +325,5 @@ def find_in_app(path: str | Path) -> Path:
     path = Path(path)
     if path.is_absolute():
         return path
-    folders = [Path.cwd(), *(Path(entry) for entry in sys.path if entry)]
+    folders = [*(Path(entry) for entry in sys.path if entry), Path.cwd()]
     return next((folder / path for folder in folders if (folder / path).is_file()), path)

@@ -225,8 +225,10 @@ class Decentral:
             try:
                 digest = engine.run()
                 self._conclude(engine, watcher)
-            except DecentralError as error:
-                account.write(result, engine.journal.digest, f"failed: {error}", transcript)
+            except Exception as error:
+                # What was found out until then is not lost, whoever is at fault.
+                why = error if isinstance(error, DecentralError) else repr(error)
+                account.write(result, engine.journal.digest, f"failed: {why}", transcript)
                 raise
             account.write(result, digest, "completed", transcript)
         self._say_goodbye(result)
@@ -351,7 +353,7 @@ class Decentral:
 
     def _conclude(self, engine: Engine, watcher: Watcher) -> None:
         """Evaluate the final models, unless that has just been done, and average them."""
-        final = engine.plan.rounds or engine.trainings // len(engine.machines)
+        final = engine.plan.rounds or engine.rounds_done // len(engine.machines)
         last = watcher.evaluations[-1] if watcher.evaluations else None
         if last is None or last.round != final or from_seconds(last.virtual_time_s) != engine.now:
             if last is not None and last.round == final:
@@ -402,10 +404,11 @@ class _Account:
         """Put the result together and write its files."""
         result.run = self._result(digest, status)
         folder = self.strategy.results_dir
-        result.files = result.run.write(folder)
+        name = _free_name(folder, result.run.name)
+        result.files = result.run.write(folder, name)
         if transcript is not None:
             transcript.flush()
-            path = folder / f"{result.run.name}.transcript"
+            path = folder / f"{name}.transcript"
             os.replace(transcript.name, path)
             result.files.append(path)
 
@@ -420,7 +423,7 @@ class _Account:
             scenario=self.strategy.scenario.to_mapping(),
             seed=settings.seed,
             nodes=len(engine.machines),
-            rounds=plan.rounds or engine.trainings // len(engine.machines),
+            rounds=plan.rounds or engine.rounds_done // len(engine.machines),
             virtual_time_s=engine.now / 1e9,
             wall_time_s=time.monotonic() - self.begin,
             digest=digest,
@@ -447,6 +450,12 @@ class _Account:
             threads=self.roster.threads,
             status=status,
         )
+
+
+def _free_name(folder: Path, name: str) -> str:
+    """Find a name that no result has: the same run may be done again, and looked at otherwise."""
+    names = (name, *(f"{name}-{number}" for number in range(2, 10_000)))
+    return next(free for free in names if not (folder / f"{free}.json").exists())
 
 
 def _guarded(evaluate_fn: EvaluateFn) -> EvaluateFn:

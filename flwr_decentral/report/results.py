@@ -138,7 +138,7 @@ class Evaluation:
     virtual_time_s : float
         When.
     round : int
-        The least round that a node had completed by then.
+        How many rounds the nodes had done by then on average, rounded down.
     metrics : dict of str to Spread
         Of each node's own model, by name.
     averaged : dict of str to float
@@ -248,7 +248,7 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        """What to call the run's files: equal for equal runs, and for no others."""
+        """What to call the run's files: equal for equal runs."""
         words = (self.algorithm, self.topology, f"n{self.nodes}", f"seed{self.seed}")
         return _slug("-".join((*words, self.digest[:8])))
 

@@ -220,6 +220,8 @@ class Engine:
         What the machines and the engine have counted.
     trainings : int
         How many trainings have ended, on all nodes together.
+    rounds_done : int
+        How many rounds the nodes have gone on from, all together: trained and exchanged.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class Engine:
         self.traffic = Traffic()
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.trainings = 0
+        self.rounds_done = 0
         self.machines: list[Machine] = [
             plan.algorithm.machine(
                 Site(
@@ -257,7 +260,7 @@ class Engine:
         self._under_way = 0
         self._unended = len(self._nodes)
         self._first_errors: dict[int, str] = {}
-        self._barriers = 0
+        self._next_barrier = len(self._nodes) * plan.barrier_every
         self._changes = _changes(plan.conditions)
         self._wants_idle = plan.algorithm.capabilities.link_idle
 
@@ -303,6 +306,12 @@ class Engine:
     def models(self) -> list[Vector]:
         """List the current model of every node."""
         return [machine.model for machine in self.machines]
+
+    @property
+    def lowest_round(self) -> int:
+        """The lowest round that a node may still end: the rounds below are past for all."""
+        rounds = (state.last_round for state in self._nodes if not state.ended)
+        return min(rounds, default=max(state.last_round for state in self._nodes) + 1)
 
     @property
     def idle_share(self) -> float:
@@ -361,6 +370,7 @@ class Engine:
         self.journal.event(node, event, commands)
         if commands:
             self._obey(node, commands)
+        self._meet_barrier()
 
     def _obey(self, node: int, commands: Iterable[Command]) -> None:
         sends = False
@@ -412,6 +422,8 @@ class Engine:
         self._check_train(node, command)
         duration = plan.conditions.duration_ns(node, command.round)
         state.training = (command.round, command.model, duration)
+        if state.last_round:
+            self.rounds_done += 1
         state.last_round = command.round
         if plan.rounds is not None and command.round > plan.rounds:
             self._end(node)
@@ -457,7 +469,6 @@ class Engine:
             state.failures = 0
             event = TrainDone(at=self.now, round=round, before=before, after=outcome.model)
             self._step(node, event, f"T {round} {outcome.digest}")
-        self._meet_barrier()
 
     def _count_failure(self, node: int, round: int, error: str) -> None:
         state = self._nodes[node]
@@ -477,12 +488,14 @@ class Engine:
             )
 
     def _meet_barrier(self) -> None:
+        """Let the observer look around each time the nodes have done so many rounds on average.
+
+        A round is done when the node asks for the next one: its exchange is part of it.
+        """
         every = self.plan.barrier_every
-        if not every:
-            return
-        reached = self.trainings // (len(self._nodes) * every)
-        if reached > self._barriers:
-            self._barriers = reached
+        if every and self.rounds_done >= self._next_barrier:
+            reached = self.rounds_done // (len(self._nodes) * every)
+            self._next_barrier = (reached + 1) * len(self._nodes) * every
             self._observer.barrier(self, reached * every)
 
     # ------------------------------------------------------------------------------ messages

@@ -115,7 +115,7 @@ def test_no_host_at_all_is_an_error_and_no_wait_for_ever(monkeypatch):
     nothing = RecordDict({CONTROL: ConfigRecord({"served": 0})})
     monkeypatch.setitem(mod._ACTIONS, "host", lambda call, control, config: nothing)
     with pytest.raises(RuntimeFault, match="no client process has been there to train"):
-        run(toys.train)
+        run(toys.train, start={"timeout": 30.0})
 
 
 # --- actors that die and stay in Flower's pool ----------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
         return toys.train(msg, context)
 
     with pytest.raises(RuntimeFault, match="no client process"):
-        run(train, dispatch=dispatch)
+        run(train, dispatch=dispatch, start={"timeout": 30.0})
 
 
 # --- packed: strangers ----------------------------------------------------------------------------

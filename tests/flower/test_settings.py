@@ -89,7 +89,7 @@ def test_a_run_config_of_the_wrong_type_is_refused_by_its_key(key, value, expect
     ("arguments", "complaint"),
     [
         ({"dispatch": "packet"}, "did you mean 'packed'"),
-        ({"duration": -1.0}, "duration must be positive, got -1.0 s"),
+        ({"duration": -1.0}, "duration must be positive and finite, got -1.0 s"),
         ({"evaluate_every": -1}, "evaluate_every counts rounds"),
     ],
 )
@@ -245,10 +245,44 @@ def test_a_file_that_is_not_in_the_bundle_is_named(app_folder):
         resolve("local", {"compute.factors": "missing.json"}, {})
 
 
-def test_the_working_directory_comes_first(app_folder):
-    for folder in (app_folder, Path.cwd()):
-        (folder / "a.json").write_text("[]")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"duration": "5 s"},
+        {"duration": float("nan")},
+        {"duration": float("inf")},
+        {"fraction_evaluate": "1"},
+        {"evaluate_every": "2"},
+        {"evaluate_every": 2.5},
+        {"seed": "1"},
+        {"seed": 1.5},
+        {"seed": True},
+        {"scenario": {}},
+        {"private_keys": None},
+        {"frozen_keys": [1]},
+        {"transcript": "yes"},
+        {"min_train_nodes": "2"},
+        {"train_metrics_aggr_fn": 3},
+        {"setup_timeout": -1},
+    ],
+    ids=str,
+)
+def test_an_argument_of_another_type_is_refused_by_name(arguments):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(arguments))}|keys"):
+        resolve("local", None, arguments)
+
+
+@pytest.mark.parametrize("algorithm", [None, 3, dict], ids=str)
+def test_what_is_no_algorithm_is_refused(algorithm):
+    with pytest.raises(ConfigurationError, match="an algorithm is a name"):
+        resolve(algorithm, None, {})
+
+
+def test_the_app_comes_before_the_working_directory(app_folder):
+    (Path.cwd() / "a.json").write_text("[]")
     assert find_in_app("a.json") == Path.cwd() / "a.json"
+    (app_folder / "a.json").write_text("[]")
+    assert find_in_app("a.json") == app_folder / "a.json"
     assert find_in_app(app_folder / "a.json") == app_folder / "a.json"
     assert find_in_app("nowhere.json") == Path("nowhere.json")
 

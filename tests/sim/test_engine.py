@@ -400,6 +400,20 @@ def test_barriers_every_few_rounds(every, barriers):
     assert found == barriers
 
 
+def test_a_round_is_done_when_the_next_one_is_asked_for():
+    def exchange(machine, event):
+        if isinstance(event, TrainDone):
+            yield SetTimer(name="exchanged", at=event.at + SECOND // 2)
+        elif isinstance(event, Started | TimerFired):
+            machine.round = getattr(machine, "round", 0) + 1
+            yield Train(round=machine.round, model=machine.model)
+
+    watcher = Watcher()
+    make(exchange, rounds=2, barrier_every=1, observer=watcher).run()
+    found = [(at, round) for at, kind, round, _ in watcher.log if kind == "barrier"]
+    assert found == [(1.5, 1), (3, 2)]
+
+
 # --- timers ---------------------------------------------------------------------------------------
 
 
