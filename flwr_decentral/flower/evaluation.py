@@ -19,7 +19,8 @@ from flwr_decentral.core import ConfigurationError, Seeds, to_seconds
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.seeds import RUN
 from flwr_decentral.report.results import Evaluation, Spread
-from flwr_decentral.sim.engine import Engine, Observer, average_model, consensus_distance
+from flwr_decentral.sim.engine import Engine, Observer
+from flwr_decentral.sim.measures import average_model, consensus_distance
 from flwr_decentral.sim.trainer import Outcome
 
 from .dispatch import Dispatcher

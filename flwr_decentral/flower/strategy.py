@@ -31,8 +31,10 @@ from flwr_decentral.core.topology import describe as describe_topology
 from flwr_decentral.ops import choose
 from flwr_decentral.report.results import RunResult, Traffic
 from flwr_decentral.sim.conditions import Conditions
-from flwr_decentral.sim.engine import Engine, Plan, counters
+from flwr_decentral.sim.engine import Engine
 from flwr_decentral.sim.journal import Journal
+from flwr_decentral.sim.measures import counters
+from flwr_decentral.sim.plan import Plan
 
 from .control import Job
 from .dispatch import Dispatcher, MessageDispatcher

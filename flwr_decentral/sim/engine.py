@@ -29,18 +29,14 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
-import numpy as np
-
 from flwr_decentral.core import (
-    Algorithm,
     AlgorithmError,
     Command,
-    ConfigurationError,
     DropQueued,
     Event,
     Halt,
@@ -52,7 +48,6 @@ from flwr_decentral.core import (
     Received,
     Report,
     RuntimeFault,
-    Seeds,
     Send,
     SetTimer,
     Site,
@@ -65,106 +60,17 @@ from flwr_decentral.core import (
     Vector,
     to_seconds,
 )
-from flwr_decentral.core.algorithm import Topology
-from flwr_decentral.core.layout import Layout
-from flwr_decentral.ops import Ops
 
 from .conditions import Conditions
 from .journal import Journal
 from .links import Links, Transfer
+from .measures import Tally, Traffic
+from .plan import Plan
 from .trainer import Outcome, Task, Trainer
 
 _DONE, _CHANGE, _FIRST_BYTE, _ARRIVAL, _UPLINK, _TIMER = range(6)
 MAX_FAILURES: Final = 3
 """How many trainings in a row may fail on one node before the run fails."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that decides the course of a run, the trainer aside.
-
-    Attributes
-    ----------
-    algorithm : Algorithm
-        What each node runs.
-    topology : networkx.Graph
-        Who may talk to whom.
-    layout : Layout
-        How the model lies in a vector.
-    initial : ndarray of float32, shape (layout.size,)
-        The common initial model.
-    conditions : Conditions
-        Network, compute times, outages.
-    seeds : Seeds
-        The run's random streams.
-    ops : Ops
-        Vector arithmetic.
-    rounds : int, optional
-        Local rounds of each node.
-    duration : int, optional
-        Virtual nanoseconds after which the run ends; at least one of the two is given.
-    barrier_every : int (default: 0)
-        Call the barrier each time the nodes have done this many rounds on average; 0 is never.
-
-    Raises
-    ------
-    ConfigurationError
-        If nothing would end the run.
-    """
-
-    algorithm: Algorithm
-    topology: Topology
-    layout: Layout
-    initial: Vector
-    conditions: Conditions
-    seeds: Seeds
-    ops: Ops
-    rounds: int | None = None
-    duration: int | None = None
-    barrier_every: int = 0
-
-    def __post_init__(self) -> None:
-        if self.rounds is not None:
-            return
-        if self.duration is None:
-            raise ConfigurationError("nothing would end the run: give it rounds or a duration")
-        for node, times in enumerate(self.conditions.durations):
-            if not any(times):
-                raise ConfigurationError(
-                    f"a run of a given duration would never end: the rounds of node {node} take "
-                    "no time; set compute.seconds, or give rounds instead"
-                )
-
-
-@dataclass
-class Tally:
-    """Sums of one :class:`~flwr_decentral.core.commands.Report` name."""
-
-    count: int = 0
-    total: float = 0.0
-    nbytes: int = 0
-
-
-@dataclass
-class Traffic:
-    """Bytes by their fate, headers included.
-
-    Attributes
-    ----------
-    sent : int
-        Put on an uplink.
-    arrived : int
-        Given to a machine.
-    lost : int
-        Sent, but lost by chance, by a broken link, or still under way at the end.
-    dropped : int
-        Queued, but never put on an uplink.
-    """
-
-    sent: int = 0
-    arrived: int = 0
-    lost: int = 0
-    dropped: int = 0
 
 
 @dataclass
@@ -637,35 +543,3 @@ def _changes(conditions: Conditions) -> dict[int, list[int]]:
             if at is not None:
                 changes[at].append(node)
     return changes
-
-
-def consensus_distance(models: Iterable[Vector]) -> float:
-    """Compute the mean squared distance of models to their average, in float64.
-
-    Parameters
-    ----------
-    models : iterable of ndarray of float32, shape (D,)
-        At least one.
-    """
-    stack = list(models)
-    center = average_model(stack)
-    total = sum(float(np.square(model - center, dtype=np.float64).sum()) for model in stack)
-    return total / len(stack)
-
-
-def average_model(models: Iterable[Vector]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Average models in float64, shape (D,)."""
-    total: Any = None
-    count = 0
-    for model in models:
-        total = model.astype(np.float64) if total is None else np.add(total, model, out=total)
-        count += 1
-    if total is None:
-        raise ValueError("there is no model to average")
-    total /= count
-    return total  # type: ignore[no-any-return]
-
-
-def counters(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float]]:
-    """List tallies by name, for reports."""
-    return {name: dict(vars(tally)) for name, tally in sorted(tallies.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -190,14 +191,10 @@ def knock(address: str, data: bytes) -> bytes:
         stranger.settimeout(30.0)
         stranger.connect("\0" + address[1:])
         heard = b""
-        if not data:
-            return heard
-        stranger.sendall(data)
-        try:
-            while data := stranger.recv(1 << 16):
-                heard += data
-        except ConnectionResetError:
-            pass  # it hung up before it had read all
+        with contextlib.suppress(ConnectionError):  # it may hang up before it has read all
+            stranger.sendall(data)
+            while data and (more := stranger.recv(1 << 16)):
+                heard += more
         return heard
 
 

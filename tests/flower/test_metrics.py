@@ -119,6 +119,16 @@ def test_the_averaged_model_is_evaluated_before_and_at_each_evaluation(run):
     assert to_arrays(result.arrays)["w"].tobytes() == averages.arrays[-1].tobytes()
 
 
+def test_the_average_is_summed_in_double_precision():
+    def train(msg, context):
+        value = [1e8, 1.0, 1.0, -1e8][node_of(context)]
+        return answer(msg, {"w": np.full(4, value, np.float32)})
+
+    averages = Averages()
+    federate(make_client(train, None), NODES, 1, start={"evaluate_fn": averages})
+    assert (averages.arrays[-1] == 0.5).all()
+
+
 def test_evaluations_take_no_virtual_time(run):
     _, result = run
     assert [entry.virtual_time_s for entry in result.run.evaluations] == [1.0, 2.0, 3.0]

@@ -23,10 +23,12 @@ MODEL = {
     "mask": np.array([True, False]),
 }
 SHARED = ("w", "half", "scale", "double")
+STEPS = (1, 2, 6)
+"""What each node adds to each number when it trains; the mean is 3."""
 
 
 class Seen:
-    """Record what each node's functions get; add its index + 1 to each number but the mask."""
+    """Record what each node's functions get; add the node's step to each number."""
 
     def __init__(self):
         self.trained = defaultdict(list)
@@ -37,7 +39,7 @@ class Seen:
         node = node_of(context)
         self.trained[node].append(arrays)
         changed = {
-            name: ~value if value.dtype == bool else (value + (node + 1)).astype(value.dtype)
+            name: ~value if value.dtype == bool else (value + STEPS[node]).astype(value.dtype)
             for name, value in arrays.items()
         }
         return answer(msg, changed)
@@ -94,47 +96,47 @@ def test_shared_tensors_are_averaged(mixed, dispatch):
     seen, result = mixed[dispatch]
     for node in range(NODES):
         for name in SHARED:
-            # 1, 2 and 3 have been added, and their mean is what all go on with.
-            assert seen.trained[node][1][name] == pytest.approx(np.full(MODEL[name].shape, 2.0))
+            # The mean of what was added is what all go on with.
+            assert seen.trained[node][1][name] == pytest.approx(np.full(MODEL[name].shape, 3.0))
     for name in SHARED:
-        assert to_arrays(result.arrays)[name] == pytest.approx(np.full(MODEL[name].shape, 4.0))
+        assert to_arrays(result.arrays)[name] == pytest.approx(np.full(MODEL[name].shape, 6.0))
 
 
 def test_private_tensors_stay_on_their_node(mixed, dispatch):
     seen, _ = mixed[dispatch]
-    for node in range(NODES):
+    for node, step in enumerate(STEPS):
         second = seen.trained[node][1]
-        assert (second["bn.running_mean"] == node + 1).all()
-        assert (second["bn.running_var"] == node + 2).all()
-        assert second["bn.num_batches_tracked"] == node + 1
+        assert (second["bn.running_mean"] == step).all()
+        assert (second["bn.running_var"] == 1 + step).all()
+        assert second["bn.num_batches_tracked"] == step
         assert (second["mask"] == [False, True]).all()
         last = seen.evaluated[node][-1]
-        assert (last["bn.running_mean"] == 2 * (node + 1)).all()
-        assert last["bn.num_batches_tracked"] == 2 * (node + 1)
+        assert (last["bn.running_mean"] == 2 * step).all()
+        assert last["bn.num_batches_tracked"] == 2 * step
 
 
 def test_the_averaged_model_has_the_mean_statistics_and_the_counters_of_node_0(mixed, dispatch):
     _, result = mixed[dispatch]
     model = to_arrays(result.arrays)
-    assert model["bn.running_mean"] == pytest.approx([4.0, 4.0])
-    assert model["bn.running_var"] == pytest.approx([5.0, 5.0])
-    assert model["bn.num_batches_tracked"] == 2
+    assert model["bn.running_mean"] == pytest.approx([6.0, 6.0])
+    assert model["bn.running_var"] == pytest.approx([7.0, 7.0])
+    assert model["bn.num_batches_tracked"] == 2 * STEPS[0]
 
 
 def test_statistics_are_averaged_where_that_is_asked_for():
     seen, _ = observe(private_keys="none")
-    for node in range(NODES):
-        assert seen.trained[node][1]["bn.running_mean"] == pytest.approx([2.0, 2.0])
+    for node, step in enumerate(STEPS):
+        assert seen.trained[node][1]["bn.running_mean"] == pytest.approx([3.0, 3.0])
         # Integers cannot be averaged, whatever is asked for.
-        assert seen.trained[node][1]["bn.num_batches_tracked"] == node + 1
+        assert seen.trained[node][1]["bn.num_batches_tracked"] == step
 
 
 def test_other_tensors_are_private_where_that_is_asked_for():
     seen, result = observe(private_keys="half, bn.*")
-    for node in range(NODES):
-        assert (seen.trained[node][1]["half"] == node + 1).all()
-        assert seen.trained[node][1]["w"] == pytest.approx(2.0)
-    assert to_arrays(result.arrays)["half"] == pytest.approx([4.0] * 3)
+    for node, step in enumerate(STEPS):
+        assert (seen.trained[node][1]["half"] == step).all()
+        assert seen.trained[node][1]["w"] == pytest.approx(3.0)
+    assert to_arrays(result.arrays)["half"] == pytest.approx([6.0] * 3)
 
 
 def test_a_frozen_tensor_reaches_every_node_and_may_not_change(dispatch):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from flwr_decentral.core import AlgorithmError, ConfigurationError
 from flwr_decentral.core.layout import Layout
+from flwr_decentral.flower.grid import GridMeter
 from flwr_decentral.flower.records import (
     array_bytes,
     decode,
@@ -186,3 +187,23 @@ def test_array_bytes_are_counted_in_all_records_of_all_messages():
     one = sum(len(array.data) for array in model(1).values())
     assert array_bytes([message, failed, message]) == 4 * one
     assert array_bytes([failed]) == 0
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_meter_counts_what_goes_out_and_what_comes_in():
+    message = Message(RecordDict({"a": model(1)}), 1, MessageType.TRAIN)
+    reply = Message(RecordDict({"a": model(1), "b": model(2)}), reply_to=message)
+
+    class FakeGrid:
+        def push_messages(self, messages):
+            return ["id" for _ in messages]
+
+        def pull_messages(self, ids):
+            return [reply for _ in ids]
+
+    one = array_bytes([message])
+    meter = GridMeter(FakeGrid())
+    assert meter.push(message) == "id"
+    assert meter.array_bytes == one > 0
+    assert meter.pull(["id"]) == [reply]
+    assert meter.array_bytes == 3 * one

@@ -23,7 +23,8 @@ from flwr_decentral.core import (
     TrainFailed,
 )
 from flwr_decentral.ops import choose
-from flwr_decentral.sim.engine import Engine, Plan
+from flwr_decentral.sim.engine import Engine
+from flwr_decentral.sim.plan import Plan
 from flwr_decentral.sim.scenario import Compute, Network, Outage, Partition, Scenario
 from flwr_decentral.sim.trainer import FunctionTrainer
 

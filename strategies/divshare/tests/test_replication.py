@@ -16,7 +16,8 @@ import pytest
 from flwr_decentral.core import HEADER_BYTES, Layout, Seeds
 from flwr_decentral.core.topology import build
 from flwr_decentral.ops import choose
-from flwr_decentral.sim.engine import Engine, Observer, Plan
+from flwr_decentral.sim.engine import Engine, Observer
+from flwr_decentral.sim.plan import Plan
 from flwr_decentral.sim.scenario import Network, Scenario
 from flwr_decentral.sim.trainer import FunctionTrainer
 from flwr_decentral.testing.problems import Digits

@@ -8,7 +8,8 @@ import pytest
 
 from flwr_decentral.core import Layout, Seeds
 from flwr_decentral.ops import choose
-from flwr_decentral.sim.engine import Engine, Plan
+from flwr_decentral.sim.engine import Engine
+from flwr_decentral.sim.plan import Plan
 from flwr_decentral.sim.scenario import Compute, Network, Scenario
 from flwr_decentral.sim.trainer import FunctionTrainer
 from flwr_decentral.testing.problems import Digits
