@@ -198,17 +198,18 @@ def _in_threads(workers: int, run_config: Mapping[str, Any]) -> Iterator[None]:
         patch.setattr(vce_api, "Queue", _ImpatientQueue)
         # Flower reads it from the app's bundle, which there is none of.
         patch.setattr(run_info_store, "get_fused_config", lambda _: dict(run_config))
-        # numpy reads the header of an array with it, and Python 3.11 cannot do that in two threads.
-        patch.setattr(ast, "literal_eval", _one_at_a_time(ast.literal_eval))
+        # numpy uses it for an array's header, a traceback for its marks, and Python 3.11 cannot
+        # do it in two threads at once.
+        patch.setattr(ast, "parse", _one_at_a_time(ast.parse))
         yield
 
 
-def _one_at_a_time(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     lock = threading.Lock()
 
-    def locked(argument: Any) -> Any:
+    def locked(*arguments: Any, **keywords: Any) -> Any:
         with lock:
-            return function(argument)
+            return function(*arguments, **keywords)
 
     return locked
 
