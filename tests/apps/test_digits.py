@@ -20,7 +20,10 @@ FOLDER = Path(__file__).parents[2] / "apps" / "digits"
 NODES = 16
 
 # Flower Datasets sorts in a way that pyarrow is about to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -146,6 +146,7 @@ def worlds(draw):
 @every_algorithm
 @settings(max_examples=60, deadline=None)
 @given(world=worlds())
+@pytest.mark.slow
 def test_no_byte_is_unaccounted_for(algorithm, world):
     ledger = Ledger(len(world["graph"]))
     engine = make(algorithm, journal=ledger, **world)
@@ -306,6 +307,7 @@ def digests() -> list[str]:
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
+@pytest.mark.slow
 def test_the_digest_is_the_same_in_another_process(hash_seed):
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.sim.{Path(__file__).stem} import *; print(*digests())"],

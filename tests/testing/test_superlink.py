@@ -17,7 +17,7 @@ import pytest
 from flwr_decentral.testing import superlink as module
 from flwr_decentral.testing.superlink import LocalSuperLink, SuperLinkError
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.slow]
 
 # Stand-ins, told by a word in the environment how to misbehave. The SuperLink starts a process that
 # has neither its session nor its environment, as Ray does.
