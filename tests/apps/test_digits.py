@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("flwr_datasets")
-pytest.importorskip("sklearn")
-
 FOLDER = Path(__file__).parents[2] / "apps" / "digits"
 NODES = 16
 
@@ -28,9 +24,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def digits():
+    # Imported here: a module that imports them costs even those who do not choose its tests.
+    for module in ("torch", "flwr_datasets", "sklearn"):
+        pytest.importorskip(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         yield SimpleNamespace(
+            torch=importlib.import_module("torch"),
             task=importlib.import_module("digits_app.task"),
             client=importlib.import_module("digits_app.client_app"),
             server=importlib.import_module("digits_app.server_app"),
@@ -92,7 +92,7 @@ class Node:
 
 @pytest.fixture
 def arrays(digits):
-    torch.manual_seed(0)
+    digits.torch.manual_seed(0)
     return ArrayRecord(digits.task.Net().state_dict())
 
 
@@ -125,7 +125,7 @@ def test_shards_are_equal_and_hold_few_labels(digits, run_config):
     data = partitions(digits, run_config)
     assert [len(labels) for _, labels in data] == [88] * NODES
     assert max(len(set(labels.tolist())) for _, labels in data) <= 4
-    assert set(torch.cat([labels for _, labels in data]).tolist()) == set(range(10))
+    assert set(digits.torch.cat([labels for _, labels in data]).tolist()) == set(range(10))
 
 
 def test_dirichlet_gives_every_image_to_one_node(digits, run_config):
@@ -140,8 +140,8 @@ def test_the_seed_decides_the_partition(digits, run_config):
     digits.task._make_partitioner.cache_clear()
     again = partitions(digits, run_config)
     other = partitions(digits, run_config | {"seed": 2})
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
-    assert not all(torch.equal(a[0], b[0]) for a, b in zip(first, other, strict=True))
+    assert all(digits.torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert not all(digits.torch.equal(a[0], b[0]) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_cannot_be_divided_is_refused(digits, run_config, changed, words):
 def test_training_is_repeatable(digits, run_config, arrays):
     results = []
     for seed in (7, 7, 8):
-        torch.manual_seed(seed)
+        digits.torch.manual_seed(seed)
         results.append(Node(digits, run_config).train(arrays))
     (one, metrics), (two, same_metrics), (three, _) = results
     assert same(one, two)
@@ -182,8 +182,8 @@ def test_training_reports_examples_and_loss(digits, run_config, arrays):
 def test_momentum_lasts_from_round_to_round(digits, run_config, arrays, monkeypatch):
     """Two rounds of four steps are one round of eight: nothing is lost between them."""
     # Making a model draws from the global generator, too, so the batches get one of their own.
-    draw, generator = torch.randint, torch.Generator()
-    monkeypatch.setattr(torch, "randint", lambda *args: draw(*args, generator=generator))
+    draw, generator = digits.torch.randint, digits.torch.Generator()
+    monkeypatch.setattr(digits.torch, "randint", lambda *args: draw(*args, generator=generator))
 
     generator.manual_seed(7)
     whole, _ = Node(digits, run_config, local_steps=8).train(arrays)

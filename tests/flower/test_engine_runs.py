@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ import pytest
 from flwr_decentral.plugins import SHELF, installed
 from flwr_decentral.testing.superlink import FlowerRun, LocalSuperLink
 
-pytest.importorskip("torch")
-pytest.importorskip("ray")
-
-pytestmark = pytest.mark.flower
+pytestmark = [
+    pytest.mark.flower,
+    *(
+        pytest.mark.skipif(find_spec(module) is None, reason=f"{module} is not installed")
+        for module in ("ray", "torch")
+    ),
+]
 
 DICE = Path(__file__).parent / "apps" / "dice"
 NODES = 4

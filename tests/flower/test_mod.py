@@ -204,6 +204,7 @@ def test_global_generators_are_seeded_for_each_task():
     assert not set(runs[0][1]) & set(runs[2][1])
 
 
+@pytest.mark.slow
 def test_torch_is_seeded_as_it_seeds_itself_and_notes_nothing_down():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

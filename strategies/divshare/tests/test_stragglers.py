@@ -18,8 +18,6 @@ from flwr_decentral_divshare import DivShare
 NODES, SLOWDOWN, ROUNDS = 16, 10, 25
 BITS = 4 * 2_410 * 8
 
-pytest.importorskip("sklearn")
-
 
 @cache
 def accuracy(fragments, flush):
@@ -46,5 +44,6 @@ def accuracy(fragments, flush):
 
 @pytest.mark.slow
 def test_fragments_beat_whole_models_and_fresh_models_beat_old_ones():
+    pytest.importorskip("sklearn")
     assert accuracy(10, flush=True) > accuracy(1, flush=True) + 0.03
     assert accuracy(1, flush=True) > accuracy(1, flush=False) + 0.1
