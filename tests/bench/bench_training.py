@@ -77,6 +77,7 @@ def bare_worker(task, rounds, models, mine, processes, barrier, times) -> None:
     nodes = range(mine, NODES, processes)
     for node in nodes:
         task.data(node)
+    local_steps(task, net, mine)  # what torch loads with its first step is start-up
     barrier.wait()
     begin = time.perf_counter()
     for _ in range(rounds):
@@ -180,6 +181,7 @@ def main() -> None:
             pairs = zip(measured, rates["bare, 2 processes"], strict=True)
             ratio = statistics.median(rate / base for rate, base in pairs)
             table.add_row(name, way, f"{statistics.median(measured):.1f}", f"{ratio:.2f}")
+        print(f"{name} measured", flush=True)
     Console(width=100).print(table)
     print(f"load after: {os.getloadavg()}")
 

@@ -29,8 +29,13 @@ def make_lenet() -> nn.Module:
 
 
 @cache
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    return load_digits(return_X_y=True)
+
+
+@cache
 def digits_of(node: int) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = digits()
     order = np.argsort(labels, kind="stable")
     shards = np.array_split(order, 2 * NODES)
     mine = np.concatenate([shards[node], shards[(node + NODES // 2) % NODES + NODES]])
