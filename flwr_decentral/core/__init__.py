@@ -5,7 +5,7 @@ from a global generator. See :mod:`flwr_decentral.core.algorithm` for the contra
 example.
 """
 
-from . import mixing, topology
+from . import mixing, topology, trees
 from .algorithm import Algorithm, Capabilities, Machine, Site
 from .clock import MILLISECOND, SECOND, from_seconds, to_seconds
 from .commands import Command, DropQueued, Halt, Report, Send, SetTimer, Train
@@ -29,12 +29,13 @@ from .events import (
     TrainDone,
     TrainFailed,
 )
-from .fragments import Layerwise, Partition, Rotation, default_granularity
+from .fragments import Interleaved, Layerwise, Partition, Rotation, default_granularity
 from .layout import Layout
 from .mailbox import Letter, Mailbox
 from .message import HEADER_BYTES, Message, Vector
 from .mixing import metropolis_hastings, metropolis_weight, second_eigenvalue, spectral_gap
 from .seeds import NodeSeeds, Seeds
+from .trees import Tree
 
 __all__ = [
     "HEADER_BYTES",
@@ -49,6 +50,7 @@ __all__ = [
     "DropQueued",
     "Event",
     "Halt",
+    "Interleaved",
     "Layerwise",
     "Layout",
     "Letter",
@@ -75,6 +77,7 @@ __all__ = [
     "Train",
     "TrainDone",
     "TrainFailed",
+    "Tree",
     "Vector",
     "default_granularity",
     "from_seconds",
@@ -86,4 +89,5 @@ __all__ = [
     "suggest",
     "to_seconds",
     "topology",
+    "trees",
 ]

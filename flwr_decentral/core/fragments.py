@@ -24,6 +24,9 @@ The hash, in wrapping unsigned 32-bit arithmetic, where k0 and k1 are the low an
 **Layerwise**. A seeded permutation of each tensor is cut into F parts, as in the released DivShare
 code, with the remainder of each tensor spread over the fragments in turn instead of given to the
 last. It needs index lists of eight bytes a coordinate and is kept for comparison.
+
+**Interleaved**. Coordinate p belongs to fragment ``p mod F``: for two fragments, the even and the
+odd coordinates.
 """
 
 from __future__ import annotations
@@ -240,6 +243,49 @@ class Layerwise(Partition):
         """List the coordinates of a fragment in payload order."""
         self._check(fragment)
         return self._indices[fragment]
+
+
+@dataclass(frozen=True)
+class Interleaved(Partition):
+    """Deal the coordinates out in turn.
+
+    Parameters
+    ----------
+    size : int
+        Length of the vector, D.
+    fragments : int
+        Number of fragments, 1 to D.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are more fragments than coordinates.
+
+    Examples
+    --------
+    >>> [Interleaved(5, 2).indices(fragment).tolist() for fragment in range(2)]
+    [[0, 2, 4], [1, 3]]
+    """
+
+    size: int
+    fragments: int
+
+    def __post_init__(self) -> None:
+        _check_fragments(self.size, self.fragments)
+
+    def length(self, fragment: int) -> int:
+        """Count the coordinates of a fragment."""
+        self._check(fragment)
+        return len(range(fragment, self.size, self.fragments))
+
+    def indices(self, fragment: int) -> NDArray[np.int64]:
+        """List the coordinates of a fragment in payload order."""
+        self._check(fragment)
+        return np.arange(fragment, self.size, self.fragments, dtype=np.int64)
+
+    def fragment_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Look up the fragments of coordinates."""
+        return np.asarray(index, dtype=np.int64) % self.fragments
 
 
 def _check_range(name: str, value: int) -> None:

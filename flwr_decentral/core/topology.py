@@ -32,6 +32,7 @@ import networkx as nx
 from .errors import ConfigurationError, suggest
 from .graphfile import Edge, read
 from .seeds import RUN, Seeds
+from .trees import binary_tree, double_binary_trees
 
 Spec: TypeAlias = "str | Path | nx.Graph[int]"
 
@@ -271,7 +272,12 @@ def _exponential(n: int) -> nx.Graph[int]:
 
 
 def _binary_tree(n: int) -> nx.Graph[int]:
-    return _graph(n, ((node // 2, node) for node in range(1, n)))
+    return _graph(n, binary_tree(n).edges)
+
+
+def _double_binary_trees(n: int) -> nx.Graph[int]:
+    one, other = double_binary_trees(n)
+    return _graph(n, [*one.edges, *other.edges])
 
 
 def _davis(n: int) -> nx.Graph[int]:
@@ -364,6 +370,9 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     ),
     "binary-tree": _Family(
         make=_binary_tree, summary="0 with 1, and each w from 1 on with 2w and 2w+1"
+    ),
+    "double-binary-trees": _Family(
+        make=_double_binary_trees, summary="the binary tree and its mirror image, i as n-1-i"
     ),
     "davis-southern-women": _Family(
         make=_davis, summary="the social network of Davis et al. (1941); n is 32"

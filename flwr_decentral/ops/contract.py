@@ -80,6 +80,23 @@ class Ops(Protocol):
         """Copy every fragment out of a vector."""
         ...
 
+    def assemble(self, partition: Partition, payloads: Sequence[Vector]) -> Vector:
+        """Put all fragments together again: the inverse of :meth:`pack_all`.
+
+        Parameters
+        ----------
+        partition : Partition
+            The partition that the fragments were cut by.
+        payloads : sequence of ndarray of float32, shape (partition.length(k),)
+            One for each fragment k, in their order.
+
+        Raises
+        ------
+        ValueError
+            If they are not all fragments of the partition.
+        """
+        ...
+
     def average(
         self, x: Vector, partition: Partition, pieces: Sequence[Piece], out: Vector | None = None
     ) -> Vector:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_decentral.core.fragments import Partition, Rotation
+from flwr_decentral.core.fragments import Interleaved, Partition, Rotation
 
 from .contract import Piece, Vector
 
@@ -67,7 +67,8 @@ class Reference:
         """Copy one fragment out of a vector."""
         _check_size(x, partition)
         if not isinstance(partition, Rotation):
-            return x[partition.indices(fragment)]
+            payload = x[_where(partition, fragment)]
+            return payload if payload.base is None else payload.copy()
         plan = _rotation_plan(partition, fragment)
         payload = np.empty(partition.length(fragment), np.float32)
         cut = len(plan.blocks) * partition.granularity
@@ -80,6 +81,18 @@ class Reference:
     def pack_all(self, x: Vector, partition: Partition) -> list[Vector]:
         """Copy every fragment out of a vector."""
         return [self.pack(x, partition, fragment) for fragment in range(partition.fragments)]
+
+    def assemble(self, partition: Partition, payloads: Sequence[Vector]) -> Vector:
+        """Put all fragments together again."""
+        lengths = [partition.length(fragment) for fragment in range(partition.fragments)]
+        if [len(payload) for payload in payloads] != lengths:
+            raise ValueError(
+                f"the fragments have {lengths} values, got {[len(each) for each in payloads]}"
+            )
+        x = np.empty(partition.size, np.float32)
+        for fragment, payload in enumerate(payloads):
+            self._unpack(x, partition, fragment, payload)
+        return x
 
     def average(
         self, x: Vector, partition: Partition, pieces: Sequence[Piece], out: Vector | None = None
@@ -117,12 +130,18 @@ class Reference:
 
     def _unpack(self, x: Vector, partition: Partition, fragment: int, payload: Vector) -> None:
         if not isinstance(partition, Rotation):
-            x[partition.indices(fragment)] = payload
+            x[_where(partition, fragment)] = payload
             return
         plan = _rotation_plan(partition, fragment)
         cut = len(plan.blocks) * partition.granularity
         _matrix(x, partition)[plan.blocks] = _matrix(payload[:cut], partition)
         x[plan.tail] = payload[cut:]
+
+
+def _where(partition: Partition, fragment: int) -> NDArray[np.int64] | slice:
+    if isinstance(partition, Interleaved) and 0 <= fragment < partition.fragments:
+        return slice(fragment, None, partition.fragments)
+    return partition.indices(fragment)
 
 
 def _check_lengths(*vectors: Vector) -> None:

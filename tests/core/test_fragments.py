@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_decentral.core import ConfigurationError, Layerwise, Rotation, default_granularity
+from flwr_decentral.core import (
+    ConfigurationError,
+    Interleaved,
+    Layerwise,
+    Rotation,
+    default_granularity,
+)
 
 MASK = 2**32 - 1
 
@@ -282,3 +288,20 @@ def test_a_bad_layerwise_partition_is_refused():
         Layerwise([6, 4], fragments=11)
     with pytest.raises(ConfigurationError, match="seed must be in"):
         Layerwise([6, 4], fragments=2, seed=-1)
+
+
+@pytest.mark.parametrize(("size", "fragments"), [(1, 1), (2, 2), (7, 2), (7, 3), (64, 5)])
+def test_interleaved_deals_coordinates_out_in_turn(size, fragments):
+    partition = Interleaved(size, fragments)
+    cut = [partition.indices(k) for k in range(fragments)]
+    for k, indices in enumerate(cut):
+        assert indices.tolist() == list(range(size))[k::fragments]
+        assert partition.length(k) == len(indices)
+        assert set(partition.fragment_of(indices).tolist()) == {k}
+
+
+def test_a_bad_interleaved_partition_is_refused():
+    with pytest.raises(ConfigurationError, match="set fragments to at most 1"):
+        Interleaved(1, 2)
+    with pytest.raises(ValueError, match="fragment 2 is not in 0..1"):
+        Interleaved(4, 2).indices(2)

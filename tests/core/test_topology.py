@@ -27,6 +27,7 @@ ANY_SIZE = (
     "erdos-renyi",
     "small-world",
     "binary-tree",
+    "double-binary-trees",
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flwr_decentral.core import Layerwise, Rotation
+from flwr_decentral.core import Interleaved, Layerwise, Rotation
 from flwr_decentral.ops import Piece, available, choose
 
 some = settings(
@@ -42,8 +42,11 @@ def partitions(draw):
     edges = [1, granularity, group - 1, group, group + 1, 2 * group + granularity + 1]
     size = max(1, draw(st.one_of(st.sampled_from(edges), st.integers(1, 600))))
     fragments, seed = min(fragments, size), draw(st.integers(0, 2**32))
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from((Rotation, Layerwise, Interleaved)))
+    if kind is Rotation:
         return Rotation(size, fragments, granularity, seed)
+    if kind is Interleaved:
+        return Interleaved(size, fragments)
     cut = draw(st.integers(0, size))
     return Layerwise([cut, size - cut], fragments, seed)
 
@@ -177,6 +180,24 @@ class TestPack:
         assert [bits(payload) for payload in together] == [bits(payload) for payload in packed]
         assert bits(x) == bits(kept)
 
+    @given(partition=partitions(), seed=st.integers(0, 100))
+    @some
+    def test_fragments_are_put_together_again(self, ops, partition, seed):
+        x = normal(np.random.default_rng(seed), partition.size)
+        payloads = ops.pack_all(x, partition)
+        again = ops.assemble(partition, payloads)
+        assert again.dtype == np.float32
+        assert bits(again) == bits(x)
+        assert all(not np.shares_memory(again, payload) for payload in payloads)
+
+    @pytest.mark.parametrize("partition", [Rotation(100, 4, 8), Interleaved(100, 4)])
+    def test_only_all_fragments_make_a_vector(self, ops, partition):
+        payloads = ops.pack_all(np.ones(100, np.float32), partition)
+        short = [*payloads[:3], payloads[3][:-1]]
+        for bad in (payloads[:3], [*payloads, payloads[0]], short, []):
+            with pytest.raises(ValueError):
+                ops.assemble(partition, bad)
+
     def test_every_bit_is_copied(self, ops):
         patterns = np.array([0x7F800001, 0xFFC12345, 0x80000000, 1, 0x7F7FFFFF], np.uint32)
         x = patterns.view(np.float32)
@@ -184,7 +205,9 @@ class TestPack:
         for k, payload in enumerate(ops.pack_all(x, partition)):
             assert bits(payload) == patterns[partition.indices(k)].tolist()
 
-    @pytest.mark.parametrize("partition", [Rotation(100, 4, 8), Layerwise([60, 40], 4)])
+    @pytest.mark.parametrize(
+        "partition", [Rotation(100, 4, 8), Layerwise([60, 40], 4), Interleaved(100, 4)]
+    )
     def test_what_does_not_fit_is_refused(self, ops, partition):
         for size in (99, 101, 104, 1):
             with pytest.raises(ValueError):
