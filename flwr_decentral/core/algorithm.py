@@ -50,10 +50,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import networkx as nx
-import numpy as np
 
 from .commands import Command, Report
-from .errors import AlgorithmError
 from .events import (
     Event,
     LinkIdle,
@@ -67,9 +65,9 @@ from .events import (
     TrainFailed,
 )
 from .layout import Layout
-from .mailbox import Mailbox
 from .message import Vector
 from .seeds import NodeSeeds
+from .state import take_up, write_down
 
 if TYPE_CHECKING:
     from flwr_decentral.ops.contract import Ops
@@ -152,6 +150,9 @@ class Algorithm(ABC):
     bool, int, float, str or None. It raises
     :class:`~flwr_decentral.core.errors.ConfigurationError` from ``__post_init__`` for values that
     can never be right, and from :meth:`check` for values that do not fit a topology or a model.
+
+    What the class declares holds for its default hyper-parameters. An instance may have
+    ``capabilities`` and a ``default_topology`` of its own.
     """
 
     name: ClassVar[str]
@@ -193,8 +194,8 @@ class Machine(ABC):
 
     A subclass implements the ``on_...`` methods that it needs. Each returns or yields commands. It
     lists the names of its changing attributes in ``STATE``. Their values are numbers, strings,
-    arrays, tuples, lists, dicts and sets of these, generators or mailboxes, so that they can be
-    saved without pickle.
+    arrays, tuples, lists, dicts and sets of these, generators, mailboxes or other parts (see
+    :mod:`flwr_decentral.core.state`), so that they can be saved without pickle.
 
     Messages whose payload is not finite, or that come from a node that is not a neighbor, never
     reach :meth:`on_received`: they are counted. :meth:`on_rejected` is told of the former.
@@ -304,7 +305,7 @@ class Machine(ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """Copy the whole state, as plain values and arrays."""
-        return {name: _copy(getattr(self, name)) for name in ("up", *self.STATE)}
+        return write_down(self, ("up", *self.STATE))
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Become what :meth:`snapshot` of a machine for the same site has described.
@@ -314,38 +315,7 @@ class Machine(ABC):
         AlgorithmError
             If the snapshot was taken of another kind of machine.
         """
-        expected = {"up", *self.STATE}
-        if set(snapshot) != expected:
-            raise AlgorithmError(
-                f"{type(self).__name__} cannot restore a snapshot of {sorted(snapshot)}; "
-                f"its state is {sorted(expected)}"
-            )
-        for name, value in snapshot.items():
-            current = getattr(self, name, None)
-            if isinstance(current, np.random.Generator):
-                current.bit_generator.state = _copy(value)
-            elif isinstance(current, Mailbox):
-                current.restore(value)
-            else:
-                setattr(self, name, _copy(value))
-
-
-def _copy(value: Any) -> Any:
-    """Copy plain values and arrays deeply; a generator becomes its state."""
-    if isinstance(value, np.random.Generator):
-        return _copy(value.bit_generator.state)
-    if isinstance(value, Mailbox):
-        return value.snapshot()
-    if isinstance(value, np.ndarray):
-        copy = value.copy()
-        copy.flags.writeable = value.flags.writeable
-        return copy
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
-            return kind(_copy(item) for item in value)
-    return value
+        take_up(self, ("up", *self.STATE), snapshot)
 
 
 _HANDLERS: Final[Mapping[type, Callable[[Any, Any], Iterable[Command]]]] = {

@@ -133,7 +133,7 @@ class Tree:
         """The greatest number of neighbors that a node has."""
         return max(map(len, self.neighbors))
 
-    @property
+    @cached_property
     def mean_distance(self) -> float:
         """The mean of tau_ij over all n^2 ordered pairs, in hops."""
         # An edge is on the path of each pair that it separates.

@@ -1,0 +1,232 @@
+"""The running state of a node: in lockstep with its neighbors, or waiting for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from flwr_decentral.core import (
+    HEADER_BYTES,
+    Command,
+    DropQueued,
+    Machine,
+    Message,
+    PeerDown,
+    PeerUp,
+    Received,
+    Report,
+    Send,
+    Site,
+    Started,
+    Train,
+    TrainDone,
+    Vector,
+)
+from flwr_decentral.core.lockstep import Letter, LockstepMachine
+
+from .relay import Key, Parts, Relay, Sums
+
+_FAR_AHEAD = 2
+"""Steps that a neighbor has to be ahead for a node to know that it comes late."""
+
+
+class RelayMachine(LockstepMachine):
+    """One node of :class:`RelaySGD` that waits for its neighbors' sums.
+
+    Attributes
+    ----------
+    own : tuple of ndarray, optional
+        What this node contributes to the messages of this round.
+    trained : tuple of ndarray, optional
+        What its last training contributed.
+    held : dict
+        The last sum of each edge, for the messages of this round.
+    catching_up : int
+        For how many rounds more this node, which has been away, only listens.
+    """
+
+    STATE = (*LockstepMachine.STATE, "own", "trained", "held", "catching_up")
+
+    def __init__(
+        self, site: Site, relay: Relay, *, kappa: float, overlap: bool, patience: float
+    ) -> None:
+        super().__init__(site, overlap=overlap, patience=patience)
+        self.relay, self.kappa = relay, kappa
+        self.own: Parts | None = None
+        self.trained: Parts | None = None
+        self.held: Sums = {}
+        self.catching_up = 0
+
+    def on_started(self, event: Started) -> Iterator[Command]:
+        """Say how late models are, and begin round 1."""
+        yield Report(name="kappa", total=self.kappa)
+        yield from super().on_started(event)
+
+    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
+        """Go on without a neighbor and all nodes behind it."""
+        # States of nodes out of reach must not be relayed any longer; updates of theirs must.
+        if not self.relay.of_updates:
+            for box in (self.held, self.inbox, self.ahead):
+                for t in self.relay.slots(event.peer):
+                    box.pop((event.peer, t), None)
+        return super().on_peer_down(event)
+
+    def slots(self, peer: int) -> tuple[int, ...]:
+        """List the trees in which another node is a neighbor."""
+        return self.relay.slots(peer)
+
+    def slot_of(self, message: Message) -> int | None:
+        """Tell which tree a message is about."""
+        return self.relay.slot_of(message)
+
+    def read(self, source: int, message: Message) -> tuple[int, Letter] | None:
+        """Take (tree, sum) out of a message; None if it does not fit."""
+        return self.relay.read(source, message)
+
+    def take_in(self, event: TrainDone) -> None:
+        """Keep what training contributes."""
+        self.trained = self.relay.contribution(self.model, event)
+        if not self.overlap:
+            self.own = self.trained
+
+    def messages(self, peer: int) -> Iterator[Message]:
+        """Write the sums of the current round to a neighbor."""
+        own = None if self.catching_up else self.own
+        return self.relay.messages(peer, self.round, own, self.held, self.up)
+
+    def keep(self, key: Key, letter: Letter) -> bool:
+        """Keep a sum that is late, if it is newer than the one that is held."""
+        newer = self.relay.keeps and (key not in self.held or self.held[key][0] < letter[0])
+        if newer:
+            self.held[key] = letter
+        return newer
+
+    def found_behind(self) -> None:
+        """Listen first: what this node knows is old, and its neighbors' average is at hand."""
+        if not self.relay.of_updates:
+            # Where this round's messages are out, those of the next are the first to leave out.
+            self.catching_up = 2 if self.sent else 1
+
+    def settle(self, letters: dict[Key, Letter]) -> Iterator[Command]:
+        """Average what came, or what stands in for it, with what was trained."""
+        if not self.relay.keeps:
+            self.held = dict(letters)
+        for key, letter in letters.items():
+            self.held[key] = letter
+        yield from self._missed(letters)
+        trained = self.trained
+        assert trained is not None  # no round ends before its training
+        outcome = self.relay.average(
+            self.model,
+            trained,
+            self.held,
+            self.up,
+            self._reference(),
+            counted=not self.catching_up,
+        )
+        self.model = outcome.model
+        if outcome.absent:
+            yield Report(name="absent-contribution", count=outcome.absent)
+        if self.overlap:
+            self.own = trained
+        self.catching_up = max(self.catching_up - 1, 0)
+
+    def _missed(self, letters: dict[Key, Letter]) -> Iterator[Report]:
+        """Count the sums that did not come, and how old those are that stand in for them."""
+        edges = [(peer, t) for peer in sorted(self.up) for t in self.slots(peer)]
+        lost = [key for key in edges if key not in letters]
+        if lost and not (self.overlap and self.round == 1):
+            yield Report(name="missing-sum", count=len(lost))
+        ages = [self.round - self.held[key][0] for key in lost if key in self.held]
+        if ages:
+            yield Report(name="staleness", count=len(ages), total=float(sum(ages)))
+
+    def _reference(self) -> Vector:
+        """Choose what fills up: the initial model for as long as contributions are on their way."""
+        first = self.round < self.relay.eccentricity + self.overlap
+        if self.relay.missing == "initial" or (first and self.relay.keeps):
+            return self.site.initial
+        return self.model
+
+
+class LatestMachine(Machine):
+    """One node of :class:`RelaySGD` that waits for nobody.
+
+    Attributes
+    ----------
+    round : int
+        The round that it trains for.
+    own : tuple of ndarray, optional
+        What its last training contributed.
+    held : dict
+        The newest sum of each edge.
+    """
+
+    STATE = ("model", "round", "own", "held")
+
+    def __init__(self, site: Site, relay: Relay, *, kappa: float) -> None:
+        super().__init__(site)
+        self.relay, self.kappa = relay, kappa
+        self.round = 1
+        self.own: Parts | None = None
+        self.held: Sums = {}
+
+    def on_started(self, event: Started) -> Iterable[Command]:
+        """Say how late models are, and begin round 1."""
+        yield Report(name="kappa", total=self.kappa)
+        yield Train(round=self.round, model=self.model)
+
+    def on_train_done(self, event: TrainDone) -> Iterator[Command]:
+        """Send, average with the newest of what came, and train on."""
+        trained = self.relay.contribution(self.model, event)
+        ahead = max((each[0] for each in self.held.values()), default=0) - event.round
+        # A node that comes late has nothing to say yet, and its neighbors' average at hand.
+        late = self.round == 1 and ahead >= _FAR_AHEAD
+        self.own = None if late else trained
+        # What has not been sent is outdated.
+        yield DropQueued()
+        for peer in sorted(self.up):
+            yield from self._tell(peer, event.round)
+        ages = [max(event.round - each[0], 0) for each in self.held.values()]
+        if ages:
+            yield Report(name="staleness", count=len(ages), total=float(sum(ages)))
+        first = event.round <= self.relay.eccentricity
+        reference = self.site.initial if first else self.model
+        outcome = self.relay.average(
+            self.model, trained, self.held, self.up, reference, counted=not late
+        )
+        self.model = outcome.model
+        if outcome.absent:
+            yield Report(name="absent-contribution", count=outcome.absent)
+        self.round = event.round + 1
+        yield Train(round=self.round, model=self.model)
+
+    def on_received(self, event: Received) -> Iterator[Command]:
+        """Keep a sum, if none newer is held."""
+        read = self.relay.read(event.source, event.message)
+        if read is None:
+            if event.message.payload is not None:
+                yield Report(name="bad-message", nbytes=event.message.nbytes)
+            return
+        t, letter = read
+        held = self.held.get((event.source, t))
+        if held is None or held[0] < letter.step:
+            self.held[event.source, t] = letter
+        else:
+            nbytes = HEADER_BYTES + letter.content.nbytes
+            yield Report(name="stale-message", nbytes=nbytes)
+
+    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
+        """Tell a returning neighbor what it has missed."""
+        if self.own is not None:
+            yield from self._tell(event.peer, self.round - 1)
+
+    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
+        """Go on without a neighbor and all nodes behind it."""
+        yield DropQueued(to=event.peer)
+        for t in self.relay.slots(event.peer):
+            self.held.pop((event.peer, t), None)
+
+    def _tell(self, peer: int, step: int) -> Iterator[Send]:
+        for message in self.relay.messages(peer, step, self.own, self.held, self.up):
+            if message.payload is not None:
+                yield Send(to=peer, message=message)
