@@ -89,11 +89,6 @@ class Job:
         )
 
 
-def failure(text: str) -> RecordDict:
-    """Make the content of a reply that reports a failed user function."""
-    return RecordDict({CONTROL: ConfigRecord({"error": text})})
-
-
 def reported_error(content: RecordDict) -> str:
     """Read the error that a reply reports, or the empty string."""
     records = content.config_records

@@ -276,15 +276,13 @@ class Dispatcher(ABC):
         for _ in collect(self.meter, messages, time.monotonic() + self.patience):
             pass
 
-    def _outcome(self, task: Task, content: RecordDict) -> Outcome:
-        """Read what a task replied, and take its vector out of the arena."""
-        if error := reported_error(content):
+    def _outcome(self, task: Task, reply: Mapping[str, Any], content: RecordDict) -> Outcome:
+        """Read how a task has ended, and take its vector out of the arena."""
+        if error := str(reply.get("error", "")):
             log(WARNING, "Training failed on node %d, round %d:\n%s", task.node, task.round, error)
             return Outcome(model=None, error=error)
-        digest = str(content.config_records[CONTROL]["digest"])
-        del content[CONTROL]
         model = self.arena.output(task.node).copy()
-        return Outcome(model=model, digest=digest, extra=content)
+        return Outcome(model=model, digest=str(reply["digest"]), extra=content)
 
     def _overdue(self, tasks: Iterable[Task]) -> RuntimeFault:
         """Make the error for no training having ended for longer than one may take.
@@ -386,7 +384,8 @@ class MessageDispatcher(Dispatcher):
             task = self._tasks[self._ids.pop(reply.metadata.reply_to_message_id)]
             if not reply.has_error():
                 self.dead.answered()
-                self._ended[task.node] = self._outcome(task, reply.content)
+                content = reply.content
+                self._ended[task.node] = self._outcome(task, content.pop(CONTROL), content)
             elif self.dead.swallowed(reply.error):
                 swallowed.append(task)
             else:

@@ -81,9 +81,10 @@ class Watcher(Observer):
     def trained(self, engine: Engine, node: int, round: int, outcome: Outcome) -> None:
         """Gather the metrics of a training, and say every now and then how far the run is."""
         del node
-        if isinstance(outcome.extra, RecordDict) and outcome.extra.metric_records:
+        content = outcome.extra
+        if isinstance(content, RecordDict) and _metrics_of(content):
             bucket = self._train_metrics[round]
-            bucket.append(outcome.extra)
+            bucket.append(content)
             if len(bucket) == len(engine.machines):
                 self._aggregate_train(round)
         now = time.monotonic()
@@ -136,7 +137,7 @@ class Watcher(Observer):
         self, aggregate: AggregateFn, contents: list[RecordDict], what: str
     ) -> MetricRecord | None:
         key = self.options.weighted_by_key
-        records = [record for content in contents for record in content.metric_records.values()]
+        records = [record for content in contents for record in _metrics_of(content).values()]
         if any(key not in record for record in records):
             raise ConfigurationError(
                 f"the metrics of {what} lack {key!r}, by which averages are weighted; return it, "
@@ -161,7 +162,7 @@ class Watcher(Observer):
         if len(replies) < len(nodes):
             engine.tallies["evaluation-failed"].count += len(nodes) - len(replies)
         contents = [replies[node] for node in sorted(replies)]
-        if any(content.metric_records for content in contents):
+        if any(map(_metrics_of, contents)):
             aggregate = self.options.evaluate_metrics_aggr_fn or self._default
             record = self._aggregate(aggregate, contents, f"evaluation {round}")
             if record is not None:
@@ -215,13 +216,18 @@ class Watcher(Observer):
         )
 
 
+def _metrics_of(content: RecordDict) -> dict[str, MetricRecord]:
+    """List the metric records of a reply; its own property makes a checked dictionary of them."""
+    return {name: value for name, value in content.items() if isinstance(value, MetricRecord)}
+
+
 def scalars(content: RecordDict) -> dict[str, float]:
     """List the single numbers in the metric records of a reply.
 
     Of a name that several records use, the later ones are told apart by their record's name.
     """
     found: dict[str, float] = {}
-    for record_name, record in content.metric_records.items():
+    for record_name, record in _metrics_of(content).items():
         for name, value in record.items():
             if isinstance(value, int | float):
                 found[name if name not in found else f"{record_name}.{name}"] = float(value)

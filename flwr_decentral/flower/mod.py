@@ -37,7 +37,7 @@ from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.transcript import vector_digest
 from flwr_decentral.ops import Reference
 
-from .control import CONTROL, PROTOCOL, Job, dump_facts, failure
+from .control import CONTROL, PROTOCOL, Job, dump_facts
 from .frames import Connection, Frame
 from .records import (
     decode,
@@ -219,10 +219,17 @@ def _restore(context: Context, state: bytes) -> None:
 
 def _train(
     call: _Call, job: Job, task: _Task, config: Mapping[str, Any], state: bytes
-) -> RecordDict:
-    """Train once. What goes wrong in the user's function becomes an error in the reply.
+) -> tuple[dict[str, str], RecordDict]:
+    """Train once. What goes wrong in the user's function becomes an error in the outcome.
 
     ``state`` is the encoded state of the node before the task, which a failure restores.
+
+    Returns
+    -------
+    dict of str to str
+        The digest of the trained vector, or the error.
+    RecordDict
+        What else the function returned.
     """
     arena, layout = _attach(job)
     try:
@@ -237,14 +244,15 @@ def _train(
             )
     except Exception:  # noqa: BLE001 - whatever the user's function raises is a failed training
         _restore(call.context, state)
-        return failure(traceback.format_exc())
-    content[CONTROL] = ConfigRecord({"digest": vector_digest(output)})
-    return content
+        return {"error": traceback.format_exc()}, RecordDict()
+    return {"digest": vector_digest(output)}, content
 
 
 def _train_once(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     state = encode(call.context.state)
-    return _train(call, Job.of(control), _task_of(control), config, state)
+    outcome, content = _train(call, Job.of(control), _task_of(control), config, state)
+    content[CONTROL] = ConfigRecord(dict(outcome))
+    return content
 
 
 def _task_of(values: Mapping[str, Any]) -> _Task:
@@ -275,7 +283,7 @@ def _evaluate(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -
             content = _run_seeded(call, job, task, config, before)
         except Exception:  # noqa: BLE001 - whatever the user's function raises
             _restore(call.context, before)
-            return failure(traceback.format_exc())
+            return RecordDict({CONTROL: ConfigRecord({"error": traceback.format_exc()})})
         for name in list(content.array_records):
             del content[name]
         after = encode(call.context.state)
@@ -304,9 +312,7 @@ def _host(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> Re
         connection.send({"do": "serve"})
         connection.wait_for_work()
         while (frame := connection.receive()) is not None and frame.header["do"] == "train":
-            state, content = _serve(call, job, frame, config)
-            header = {"node": frame.header["node"], "round": frame.header["round"]}
-            connection.send(header, [state, encode(content)])
+            connection.send(*_serve(call, job, frame, config))
             served += 1
     except ConnectionError:
         pass  # the engine has ended, and with it the run
@@ -315,8 +321,8 @@ def _host(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> Re
     return RecordDict({CONTROL: ConfigRecord({"served": served})})
 
 
-def _serve(call: _Call, job: Job, frame: Frame, config: dict[str, Any]) -> tuple[bytes, RecordDict]:
-    """Train one node's task; return its new state and the reply's content."""
+def _serve(call: _Call, job: Job, frame: Frame, config: dict[str, Any]) -> Frame:
+    """Train one node's task; answer with the outcome, its new state and what else was returned."""
     task, node_id = _task_of(frame.header), frame.header["node-id"]
     host = call.context
     context = Context(
@@ -329,8 +335,8 @@ def _serve(call: _Call, job: Job, frame: Frame, config: dict[str, Any]) -> tuple
     name = f"{job.token}-{task.node}-{task.round}"
     message = message_for(call.message, node_id, name, RecordDict())
     own = _Call(message, context, call.call_next)
-    content = _train(own, job, task, config, frame.blobs[0])
-    return encode(context.state), content
+    outcome, content = _train(own, job, task, config, frame.blobs[0])
+    return Frame({"node": task.node, **outcome}, (encode(context.state), encode(content)))
 
 
 _ACTIONS: dict[str, Callable[[_Call, Mapping[str, Any], dict[str, Any]], RecordDict]] = {

@@ -51,6 +51,7 @@ class _Host:
     tasks: dict[int, Task] = field(default_factory=dict)
     known: bool = False
     serves: bool = False
+    stuffed: bool = False
 
 
 class PackedDispatcher(Dispatcher):
@@ -228,9 +229,10 @@ class PackedDispatcher(Dispatcher):
             self._state[header["node"]] = frame.blobs[0]
             self._send(host, {"do": "done"})
         else:
-            self._finish(host, header["node"], *frame.blobs)
+            self._finish(host, frame)
 
-    def _finish(self, host: _Host, node: int, state: bytes, records: bytes) -> None:
+    def _finish(self, host: _Host, frame: Frame) -> None:
+        node, (state, records) = frame.header["node"], frame.blobs
         task = host.tasks.pop(node)
         self._last_end = time.monotonic()
         del self._running[node]
@@ -238,7 +240,7 @@ class PackedDispatcher(Dispatcher):
             self._state[node] = state
         else:
             self._state.pop(node, None)
-        self._ended[node] = self._outcome(task, decode(records))
+        self._ended[node] = self._outcome(task, frame.header, decode(records))
 
     def _forget(self, host: _Host) -> None:
         """Drop a connection. What its process was to train runs again elsewhere."""
@@ -284,8 +286,10 @@ class PackedDispatcher(Dispatcher):
             pass
         except OSError:
             host.outgoing.clear()  # it has gone, which reading will tell
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host.outgoing else 0)
-        self._selector.modify(host.connection, events)
+        if host.stuffed != bool(host.outgoing):
+            host.stuffed = not host.stuffed
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if host.stuffed else 0)
+            self._selector.modify(host.connection, events)
 
     def _serving(self) -> Iterator[_Host]:
         return (host for host in self._hosts.values() if host.serves)

@@ -80,7 +80,10 @@ def to_record(model: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 def _dump(value: NDArray[Any]) -> Array:
     header = _write_header(value.dtype, value.shape)
     data = header + value.tobytes()
-    return Array(dtype=str(value.dtype), shape=value.shape, stype=_STYPE, data=data)
+    return Array(dtype=_dtype_name(value.dtype), shape=value.shape, stype=_STYPE, data=data)
+
+
+_dtype_name = lru_cache(maxsize=64)(str)
 
 
 @lru_cache(maxsize=4096)
@@ -95,9 +98,61 @@ def _write_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return stream.getvalue()
 
 
+class ModelArray(Array):
+    """An array that is serialized only if somebody asks for its bytes.
+
+    User functions ask for numpy arrays or torch tensors, and get a copy each time, as from Flower's
+    own arrays. Pickled, or copied, it is one of Flower's own.
+
+    Parameters
+    ----------
+    values : ndarray
+        The values. They are kept, and must not change.
+    """
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        # Flower's own __init__ checks types that are known here.
+        fields = {"dtype": _dtype_name(values.dtype), "shape": values.shape, "stype": _STYPE}
+        self.__dict__.update(fields, _values=values)
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a copy of the values."""
+        values: NDArray[Any] | None = self.__dict__.get("_values")
+        return super().numpy() if values is None else values.copy()
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for what is not there: the bytes, as long as nobody has asked for them.
+        values = self.__dict__.get("_values")
+        if name != "data" or values is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.__dict__["data"] = _dump(values).data
+        return self.__dict__["data"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            self.__dict__.pop("_values", None)
+        super().__setattr__(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        mine, theirs = (
+            (array.dtype, array.shape, array.stype, array.data) for array in (self, other)
+        )
+        return mine == theirs
+
+    __hash__ = None  # type: ignore[assignment] # like Flower's
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
 def model_record(layout: Layout, vector: Vector, private: NDArray[np.uint8]) -> ArrayRecord:
     """Make the ArrayRecord that a user's function gets from a flat vector and private bytes."""
-    return to_record(layout.unflatten(vector, private))
+    record = ArrayRecord()  # which would copy arrays that it is made of
+    for name, values in layout.unflatten(vector, private).items():
+        record[name] = ModelArray(values)
+    return record
 
 
 def take_arrays(content: RecordDict, key: str) -> ArrayRecord:

@@ -1,5 +1,7 @@
 """Records: what Flower carries becomes bytes and numpy arrays, and comes back as it was."""
 
+import copy
+
 import numpy as np
 import pytest
 from flwr.app import (
@@ -207,3 +209,48 @@ def test_the_meter_counts_what_goes_out_and_what_comes_in():
     assert meter.array_bytes == one > 0
     assert meter.pull(["id"]) == [reply]
     assert meter.array_bytes == 3 * one
+
+
+VALUES = np.arange(6, dtype=np.float16).reshape(2, 3)
+FIELDS = ("dtype", "shape", "stype", "data")
+
+
+def lazy(values):
+    layout = Layout.of({"w": values})
+    return model_record(layout, *layout.flatten({"w": values}))["w"]
+
+
+def fields_of(array):
+    return {name: getattr(array, name) for name in FIELDS}
+
+
+def test_an_array_of_the_model_looks_like_flowers_own():
+    array, own = lazy(VALUES), Array(VALUES)
+    assert fields_of(array) == fields_of(own)
+    assert array == own
+    assert own == array
+    assert array != Array(VALUES + 1)
+    assert array != "array"
+    assert Array(**fields_of(array)).numpy().tolist() == VALUES.tolist()
+    with pytest.raises(AttributeError, match="ModelArray.*nothing"):
+        _ = array.nothing
+
+
+def test_an_array_of_the_model_gives_out_copies():
+    array = lazy(VALUES)
+    for _ in range(2):
+        array.numpy()[:] = 9
+    assert array.numpy().tolist() == VALUES.tolist()
+
+
+def test_an_array_of_the_model_takes_other_bytes():
+    array = lazy(VALUES)
+    array.data = Array(VALUES + 1).data
+    assert array.numpy().tolist() == (VALUES + 1).tolist()
+
+
+@pytest.mark.parametrize("carry", [copy.copy, copy.deepcopy])
+def test_an_array_of_the_model_leaves_as_flowers_own(carry):
+    carried = carry(lazy(VALUES))
+    assert type(carried) is Array
+    assert carried == Array(VALUES)
