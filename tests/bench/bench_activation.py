@@ -3,7 +3,8 @@
 The trainer does nothing, so all that is measured is the machinery: D-PSGD on a ring in virtual
 time, through packed and through single messages, against *bare* Flower messages that carry no
 arrays at all. Everything that is compared runs side by side in one simulation, in turn, several
-times; what is printed are medians, ratios to bare, and the machine's load before and after.
+times; what is printed are medians, ratios to bare, the memory of all processes together (shared
+memory once) at the end of a run, and the machine's load before and after.
 
     python tests/bench/bench_activation.py --nodes 16 64 --sizes 2410 250000
 """
@@ -14,7 +15,6 @@ import argparse
 import json
 import logging
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_decentral.flower import decentral, decentral_mod
+from flwr_decentral.testing.processes import family, memory
 
 MOST_BYTES = 6 * 2**30
 """Combinations whose arena would be larger are left out, and said to be."""
@@ -39,10 +40,11 @@ MOST_BYTES = 6 * 2**30
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one activation."""
+    """Milliseconds of one activation, and the bytes of all processes while they still serve."""
 
     wall: float
     cpu: float
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Row:
     cpu: float
     wall_ratio: float
     cpu_ratio: float
-    peak_mb: float
+    memory_mb: float
 
 
 def make_client() -> ClientApp:
@@ -86,6 +88,10 @@ class Stopwatch:
         return 1e3 * (now[0] - before[0]), 1e3 * (now[1] - before[1])
 
 
+def all_memory() -> int:
+    return sum(map(memory, family()))
+
+
 def bare(grid: Grid, ids: list[int], rounds: int) -> Callable[[], Cost]:
     """Send one message without arrays to every node, and wait for all replies, again and again."""
 
@@ -97,7 +103,7 @@ def bare(grid: Grid, ids: list[int], rounds: int) -> Callable[[], Cost]:
             replies = list(grid.send_and_receive(messages))
             assert len(replies) == len(ids)
         wall, cpu = watch.lap()
-        return Cost(wall / (rounds * len(ids)), cpu / (rounds * len(ids)))
+        return Cost(wall / (rounds * len(ids)), cpu / (rounds * len(ids)), all_memory())
 
     return work
 
@@ -108,11 +114,13 @@ def decentralized(
     """Run D-PSGD on a ring; calling the roll is not part of what is measured."""
 
     def work() -> Cost:
-        watch, costs = Stopwatch(), {}
+        watch, costs, used = Stopwatch(), {}, []
 
         def evaluate(round: int, arrays: ArrayRecord) -> None:
             # Called before the first training starts, and after the last has ended.
             costs[round] = watch.lap()
+            used.append(all_memory())
+            watch.lap()
 
         strategy = decentral(
             "dpsgd",
@@ -125,7 +133,7 @@ def decentralized(
         arrays = ArrayRecord({"x": Array(np.zeros(size, np.float32))})
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)
         wall, cpu = costs[rounds]
-        return Cost(wall / (rounds * nodes), cpu / (rounds * nodes))
+        return Cost(wall / (rounds * nodes), cpu / (rounds * nodes), used[-1])
 
     return work
 
@@ -158,7 +166,6 @@ def make_server(options: argparse.Namespace, nodes: int, rows: list[Row]) -> Ser
 
 def summarize(nodes: int, size: int, costs: dict[str, list[Cost]]) -> list[Row]:
     """Take medians, and medians of the ratios within each repeat."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows = []
     for way, measured in costs.items():
         pairs = list(zip(measured, costs["bare"], strict=True))
@@ -171,7 +178,7 @@ def summarize(nodes: int, size: int, costs: dict[str, list[Cost]]) -> list[Row]:
                 cpu=statistics.median(cost.cpu for cost in measured),
                 wall_ratio=statistics.median(cost.wall / base.wall for cost, base in pairs),
                 cpu_ratio=statistics.median(cost.cpu / base.cpu for cost, base in pairs),
-                peak_mb=peak,
+                memory_mb=max(cost.memory for cost in measured) / 2**20,
             )
         )
     return rows
@@ -181,7 +188,7 @@ def show(rows: list[Row]) -> Table:
     table = Table(title="One activation, no-op trainer; medians")
     for column in ("nodes", "parameters", "way"):
         table.add_column(column, justify="right")
-    for column in ("wall ms", "x bare", "driver CPU ms", "x bare", "driver peak MB"):
+    for column in ("wall ms", "x bare", "driver CPU ms", "x bare", "all processes MB"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -192,7 +199,7 @@ def show(rows: list[Row]) -> Table:
             f"{row.wall_ratio:.2f}",
             f"{row.cpu:.2f}",
             f"{row.cpu_ratio:.2f}",
-            f"{row.peak_mb:.0f}",
+            f"{row.memory_mb:.0f}",
         )
     return table
 
