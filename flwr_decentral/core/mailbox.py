@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from .message import HEADER_BYTES, Vector
+from .state import Part
 
 _NEVER: Final = -(2**63)
 
@@ -26,7 +27,7 @@ class Letter(NamedTuple):
         return HEADER_BYTES + self.payload.nbytes
 
 
-class Mailbox:
+class Mailbox(Part):
     """Keep the newest letter of each (sender, slot).
 
     Newer is decided by ``step``, never by the order of arrival: a letter that overtakes another on
@@ -82,7 +83,7 @@ class Mailbox:
             "newest": [(sender, *self._newest[sender]) for sender in sorted(self._newest)],
         }
 
-    def restore(self, snapshot: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Become exactly what :meth:`snapshot` has written down."""
         held = [
             Letter(sender, slot, step, payload.copy())

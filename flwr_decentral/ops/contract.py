@@ -72,6 +72,39 @@ class Ops(Protocol):
         """
         ...
 
+    def pairwise(self, x: Vector, mine: Vector, theirs: Vector, weight: float) -> Vector:
+        """Move toward a peer by what it was apart: ``x + weight * (theirs - mine)``.
+
+        The difference is that of the two vectors which were exchanged, so the two ends of an
+        exchange move by exact opposites, whatever has become of x meanwhile. The weight is rounded
+        to float32; so are the difference, the product and the sum: no fused multiply-add.
+
+        Parameters
+        ----------
+        x : ndarray of float32, shape (D,)
+            The current model; may be ``mine``.
+        mine, theirs : ndarray of float32, shape (D,)
+            What was sent and what came back.
+        weight : float
+            How far to go: 0.5 is to the middle.
+        """
+        ...
+
+    def mix(self, x: Vector, y: Vector, share: float) -> tuple[Vector, Vector]:
+        """Move two vectors toward each other: ``x + d`` and ``y - d``, d = ``share * (y - x)``.
+
+        The share is rounded to float32; so are the difference, the product, the sum and the
+        difference: no fused multiply-add.
+
+        Parameters
+        ----------
+        x, y : ndarray of float32, shape (D,)
+            What is mixed.
+        share : float
+            How far each goes: at 0.5 both become their average, up to rounding.
+        """
+        ...
+
     def pack(self, x: Vector, partition: Partition, fragment: int) -> Vector:
         """Copy one fragment out of a vector."""
         ...

@@ -63,6 +63,23 @@ class Reference:
             total += np.multiply(vector, np.float32(weight), out=product)
         return total
 
+    def pairwise(self, x: Vector, mine: Vector, theirs: Vector, weight: float) -> Vector:
+        """Move toward a peer by what it was apart."""
+        _check_lengths(x, mine, theirs)
+        moved = theirs - mine
+        moved *= np.float32(weight)
+        moved += x
+        return moved
+
+    def mix(self, x: Vector, y: Vector, share: float) -> tuple[Vector, Vector]:
+        """Move two vectors toward each other."""
+        _check_lengths(x, y)
+        step = y - x
+        step *= np.float32(share)
+        rest = y - step
+        step += x
+        return step, rest
+
     def pack(self, x: Vector, partition: Partition, fragment: int) -> Vector:
         """Copy one fragment out of a vector."""
         _check_size(x, partition)
