@@ -155,7 +155,8 @@ class Digits:
     """Train a 64-32-10 ReLU perceptron, D = 2,410, on 1,437 of scikit-learn's 1,797 digits.
 
     The training examples are sorted by label and cut into ``nodes * shards`` runs, which are dealt
-    out at random: with two shards, a node sees about two of the ten labels.
+    out at random: with two shards, a node sees about two of the ten labels. Not dealt out, they go
+    to the nodes in their order: then neighbors of a ring see the same labels or the next.
 
     Parameters
     ----------
@@ -163,6 +164,8 @@ class Digits:
         Number of nodes.
     shards : int (default: 2)
         Runs of the sorted examples on each node.
+    dealt : bool (default: True)
+        Deal the runs out at random.
     rate : float (default: 0.1)
         Learning rate γ.
     steps : int (default: 8)
@@ -175,6 +178,7 @@ class Digits:
 
     nodes: int
     shards: int = 2
+    dealt: bool = True
     rate: float = 0.1
     steps: int = 8
     batch: int = 8
@@ -228,9 +232,11 @@ class Digits:
         rest = self._order[_TEST_SIZE:]
         by_label = rest[np.argsort(labels[rest], kind="stable")]
         runs = np.array_split(by_label, self.nodes * self.shards)
-        dealt = Seeds(self.seed).generator(RUN, "shards").permutation(len(runs))
+        order = np.arange(len(runs)).reshape(self.nodes, self.shards).T.reshape(-1)
+        if self.dealt:
+            order = Seeds(self.seed).generator(RUN, "shards").permutation(len(runs))
         shares = [
-            np.concatenate([runs[run] for run in dealt[node :: self.nodes]])
+            np.concatenate([runs[run] for run in order[node :: self.nodes]])
             for node in range(self.nodes)
         ]
         return [(images[share], labels[share]) for share in shares]

@@ -64,6 +64,16 @@ def test_digits_are_split_as_specified():
     assert set(np.concatenate([labels for _, labels in shares])) == set(range(10))
 
 
+def test_digits_that_are_not_dealt_out_go_round_by_label():
+    problem = Digits(nodes=20, shards=1, dealt=False)
+    labels = [problem._shares[node][1] for node in range(20)]
+    assert np.concatenate(labels).tolist() == sorted(np.concatenate(labels).tolist())
+    assert sum(len(np.unique(each)) for each in labels) <= 29
+    two = Digits(nodes=4, shards=2, dealt=False)
+    labels = np.concatenate([two._shares[node][1] for node in range(4)])
+    assert labels.tolist() == sorted(labels.tolist())
+
+
 def test_digits_repeat_and_do_not_depend_on_order():
     one, two = Digits(nodes=3, steps=2), Digits(nodes=3, steps=2)
     forward = [one.train(i, 1, one.initial) for i in range(3)]

@@ -127,7 +127,8 @@ class RelayMachine(LockstepMachine):
         if outcome.absent:
             yield Report(name="absent-contribution", count=outcome.absent)
         if self.overlap:
-            self.own = trained
+            # What was trained from an old model is not for others either.
+            self.own = None if self.catching_up else trained
         self.catching_up = max(self.catching_up - 1, 0)
 
     def _missed(self, letters: dict[Key, Letter]) -> Iterator[Report]:

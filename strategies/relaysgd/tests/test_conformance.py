@@ -1,3 +1,5 @@
+from types import MappingProxyType
+
 import networkx as nx
 import pytest
 
@@ -33,4 +35,6 @@ class TestDoubleBinary(AlgorithmConformance):
     algorithm = RelaySGD(tree="double-binary", patience=30.0)
     variants = (RelaySGD(tree="double-binary", mode="latest"),)
     single = RelaySGD(tree="spanning")
-    topologies = {"double": build("double-binary-trees", 7), "complete": nx.complete_graph(5)}
+    topologies = MappingProxyType(
+        {"double": build("double-binary-trees", 7), "complete": nx.complete_graph(5)}
+    )
