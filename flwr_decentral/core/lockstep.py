@@ -80,6 +80,9 @@ class LockstepMachine(Machine):
         The highest step heard of from each neighbor.
     """
 
+    BAD: ClassVar[str] = "bad-message"
+    """How a message is counted that does not fit."""
+
     STATE: ClassVar[tuple[str, ...]] = (
         *Machine.STATE,
         "round",
@@ -186,7 +189,7 @@ class LockstepMachine(Machine):
             yield from self._hear(source, message.step)
             yield from self._file(source, message, *read)
         else:
-            yield Report(name="bad-message", nbytes=message.nbytes)
+            yield Report(name=self.BAD, nbytes=message.nbytes)
             yield from self._miss(event)
         yield from self._go_on()
 

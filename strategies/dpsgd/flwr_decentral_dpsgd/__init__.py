@@ -16,16 +16,8 @@ neighbors of degrees d_i and d_j, w_ii = 1 - sum_j w_ij, a round is
 
 Lockstep
 --------
-A message belongs to the round its ``step`` names, whenever it arrives. After its own training of
-round t, a node waits for one message of step t from each neighbor that can be reached, unless it
-has heard of a later step from that neighbor: what belonged to t is lost then. A message lost in one
-direction is noticed so; where both are, the two wait until ``patience`` ends.
-
-A node that hears of a step of t + 2 or more has been away. It adopts that step: at once if its
-model of round t is not out yet, else after this round. The others need not wait until it has caught
-up, and the rounds between are not made up for; all nodes that can reach one another move to the
-highest step among them. A neighbor that returns is sent the model of the current round again or,
-where there is none yet, a message that only names the round.
+Messages are matched on their step, never on their arrival; who waits for whom, and when no longer,
+is said in :mod:`flwr_decentral.core.lockstep`.
 
 What was received is summed with the node's own model in ascending order of node indices, its own in
 its sorted place: on a complete graph all nodes add up the same numbers in the same order.
@@ -43,49 +35,34 @@ Differences from the paper
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal
 
 from flwr_decentral.core import (
-    HEADER_BYTES,
     Algorithm,
     Capabilities,
     Command,
     ConfigurationError,
-    Machine,
     Message,
-    PeerDown,
-    PeerUp,
-    Received,
     Report,
-    Send,
-    SetTimer,
     Site,
-    Started,
-    TimerFired,
-    Train,
     TrainDone,
     Vector,
-    from_seconds,
     metropolis_weight,
     suggest,
 )
+from flwr_decentral.core.lockstep import Letter, LockstepMachine
 
 __all__ = ["DPSGD", "DPSGDMachine"]
 
 _MODEL: Final = "model"
-_STEP: Final = "step"
-_PATIENCE: Final = "patience"
 
 _CHOICES: Final = {
     "order": ("adapt-then-combine", "combine-then-adapt"),
     "average": ("metropolis", "plain"),
     "missing": ("self", "renormalize"),
 }
-
-_Box: TypeAlias = dict[int, tuple[int, Vector] | None]
-"""(degree, model) by sender; None where what came was of no use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,166 +116,57 @@ class DPSGD(Algorithm):
         return DPSGDMachine(site, self)
 
 
-class DPSGDMachine(Machine):
+class DPSGDMachine(LockstepMachine):
     """One node of :class:`DPSGD`.
 
     Attributes
     ----------
-    round : int
-        The step of the current exchange or, before it, of the training that leads to it.
-    following : int
-        The step of the next one: ``round + 1``, or the highest step heard of.
-    training : bool
-        The trainer is at work.
     trained : ndarray of float32, shape (layout.size,), optional
-        What it returned, while the model it started from is still to be averaged.
-    inbox, ahead : dict
-        What came for ``round`` and for ``following``.
-    heard : dict of int to int
-        The highest step heard of from each neighbor.
+        What the trainer returned, while the model it started from is still to be averaged.
     """
 
-    STATE = ("model", "round", "following", "training", "trained", "inbox", "ahead", "heard")
+    BAD = "bad-model"
+    STATE = (*LockstepMachine.STATE, "trained")
 
     def __init__(self, site: Site, algorithm: DPSGD) -> None:
-        super().__init__(site)
+        overlap = algorithm.order == "combine-then-adapt"
+        super().__init__(site, overlap=overlap, patience=algorithm.patience)
         self.algorithm = algorithm
-        self.overlap = algorithm.order == "combine-then-adapt"
-        self.round, self.following = 1, 2
-        self.training = True
         self.trained: Vector | None = None
-        self.inbox: _Box = {}
-        self.ahead: _Box = {}
-        self.heard: dict[int, int] = {}
 
-    @property
-    def waits_for(self) -> tuple[int, ...]:
-        """The neighbors in reach whose message of this round is still to come."""
-        if self.training:
-            return ()
-        return tuple(
-            peer
-            for peer in sorted(self.up)
-            if peer not in self.inbox and self.heard.get(peer, 0) <= self.round
-        )
-
-    @property
-    def sent(self) -> bool:
-        """Whether this round's model is out."""
-        return self.overlap or not self.training
-
-    def on_started(self, event: Started) -> Iterable[Command]:
-        """Begin round 1."""
-        return self._begin()
-
-    def on_train_done(self, event: TrainDone) -> Iterator[Command]:
-        """Exchange, if that has not begun before training, and average once all is in."""
-        self.training = False
+    def take_in(self, event: TrainDone) -> None:
+        """Keep the trained model: to send it, or to add what it adds to the average."""
         if self.overlap:
             self.trained = event.after
         else:
             self.model = event.after
-            yield from self._share()
-        if self.waits_for:
-            yield SetTimer(name=_PATIENCE, at=event.at + from_seconds(self.algorithm.patience))
-        else:
-            yield from self._finish()
 
-    def on_received(self, event: Received) -> Iterator[Command]:
-        """Put a message where its step belongs."""
-        content = self._read(event.message)
-        if content is None and event.message.kind != _STEP:
-            yield Report(name="bad-model", nbytes=event.message.nbytes)
-        yield from self._take(event, content)
-
-    def on_rejected(self, event: Received) -> Iterator[Command]:
-        """Do not wait for what a neighbor has sent in vain."""
-        return self._take(event, None)
-
-    def on_timer(self, event: TimerFired) -> Iterator[Command]:
-        """Lose patience."""
-        if not self.training:
-            yield from self._finish()
-
-    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
-        """Tell a returning neighbor, which may have started over, where this node is."""
-        self.heard.pop(event.peer, None)
-        message = self._message() if self.sent else Message(kind=_STEP, step=self.round)
-        yield Send(to=event.peer, message=message)
-
-    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
-        """Go on without a neighbor; what it has sent still counts."""
-        return self._go_on()
-
-    def _begin(self) -> Iterator[Command]:
-        self.training = True
-        if self.overlap:
-            yield from self._share()
-        yield Train(round=self.round, model=self.model)
-
-    def _share(self) -> Iterator[Command]:
-        message = self._message()
-        for peer in sorted(self.up):
-            yield Send(to=peer, message=message)
-
-    def _message(self) -> Message:
+    def messages(self, peer: int) -> Iterator[Message]:
+        """Write the model, the same for every neighbor."""
         header = {"degree": len(self.site.neighbors)}
-        return Message(kind=_MODEL, step=self.round, payload=self.model, header=header)
+        yield Message(kind=_MODEL, step=self.round, payload=self.model, header=header)
 
-    def _read(self, message: Message) -> tuple[int, Vector] | None:
+    def read(self, source: int, message: Message) -> tuple[int, tuple[int, Vector]] | None:
         """Take (degree, model) out of a message; None if they are not there or do not fit."""
         degree, payload = message.header.get("degree"), message.payload
         if message.kind != _MODEL or not isinstance(degree, int) or degree < 1:
             return None
         if payload is None or len(payload) != self.site.layout.size:
             return None
-        return degree, payload
+        return 0, (degree, payload)
 
-    def _take(self, event: Received, content: tuple[int, Vector] | None) -> Iterator[Command]:
-        source, step = event.source, event.message.step
-        self.heard[source] = max(step, self.heard.get(source, 0))
-        if step > self.following:
-            yield from _wasted(self.ahead)
-            self.following, self.ahead = step, {}
-        if not self.sent and self.following > self.round + 1:
-            yield from self._advance()
-        if event.message.kind != _STEP:
-            box = {self.round: self.inbox, self.following: self.ahead}.get(step)
-            if box is not None and source not in box:
-                box[source] = content
-            elif content is not None:
-                name = "stale-message" if box is None else "duplicate-message"
-                yield Report(name=name, nbytes=event.message.nbytes)
-        yield from self._go_on()
-
-    def _advance(self) -> Iterator[Command]:
-        yield from _wasted(self.inbox)
-        first = self.round + 1 if self.sent else self.round
-        if self.following > first:
-            yield Report(name="skipped-round", count=self.following - first)
-        self.round, self.following = self.following, self.following + 1
-        self.inbox, self.ahead = self.ahead, {}
-
-    def _go_on(self) -> Iterator[Command]:
-        if not self.training and not self.waits_for:
-            yield SetTimer(name=_PATIENCE, at=None)
-            yield from self._finish()
-
-    def _finish(self) -> Iterator[Command]:
-        """Average what has come and begin the next round."""
-        letters = {peer: letter for peer, letter in self.inbox.items() if letter is not None}
-        self.inbox = {}
+    def settle(self, letters: dict[tuple[int, int], Letter]) -> Iterator[Command]:
+        """Average what has come."""
         missing = len(self.site.neighbors) - len(letters)
         if missing:
             yield Report(name="missing-neighbor", count=missing)
-        mixed = self._mix(letters) if letters else self.model
+        models = {peer: letter for (peer, _), letter in letters.items()}
+        mixed = self._mix(models) if models else self.model
         if self.trained is not None:
             mixed = self.site.ops.update(mixed, self.model, self.trained)
         self.model, self.trained = mixed, None
-        yield from self._advance()
-        yield from self._begin()
 
-    def _mix(self, letters: dict[int, tuple[int, Vector]]) -> Vector:
+    def _mix(self, letters: Mapping[int, Letter]) -> Vector:
         vectors = {self.site.node: self.model}
         vectors.update((peer, vector) for peer, (_, vector) in letters.items())
         weights = self._weights({peer: letters[peer][0] for peer in sorted(letters)})
@@ -318,11 +186,3 @@ class DPSGDMachine(Machine):
         weights = {peer: metropolis_weight(own, d) / total for peer, d in degrees.items()}
         weights[node] = 1 - sum(weights.values())
         return weights
-
-
-def _wasted(box: _Box) -> Iterator[Report]:
-    """Count models that came for a round that does not take place."""
-    models = [letter[1] for letter in box.values() if letter is not None]
-    if models:
-        nbytes = sum(HEADER_BYTES + model.nbytes for model in models)
-        yield Report(name="stale-message", count=len(models), nbytes=nbytes)

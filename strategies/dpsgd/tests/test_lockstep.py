@@ -91,7 +91,7 @@ def test_trains_sends_waits_and_averages():
     assert [send.to for send in of(Send, commands)] == [1, 2, 3]
     assert {send.message.step for send in of(Send, commands)} == {1}
     assert {send.message.header["degree"] for send in of(Send, commands)} == {3}
-    assert of(Send, commands)[0].message is of(Send, commands)[2].message
+    assert of(Send, commands)[0].message.payload is of(Send, commands)[2].message.payload
     assert hub.machine.waits_for == (1, 2, 3)
     assert not hub.hear(2, 1, 8, 0)
     assert hub.machine.waits_for == (1, 3)

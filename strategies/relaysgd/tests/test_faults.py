@@ -55,7 +55,7 @@ def means(*groups):
     return np.array([expected[node] for node in sorted(expected)])
 
 
-def spread(exact, missing, drop, nodes=6, rounds=140):
+def spread(exact, missing, drop, nodes=6, rounds=190):
     problem = Quadratics(nodes=nodes, size=4, rate=0.5, curvature=(0.5, 1.0))
 
     def train(node, _number, x):
