@@ -36,7 +36,7 @@ MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
 _BALLAST: Final = 1 << 24
 """Bytes that make a message take a moment, even where it fails."""
-_NOBODY: Final = 120.0
+NOBODY: Final = 30.0
 """Seconds for which only dead processes may answer before the run fails."""
 
 
@@ -101,7 +101,7 @@ class Dead:
             return False
         now = time.monotonic()
         self.since = self.since or now
-        if now - self.since > _NOBODY:
+        if now - self.since > NOBODY:
             raise RuntimeFault(f"no client process is left: {error.reason}")
         return True
 
@@ -273,8 +273,9 @@ class Dispatcher(ABC):
             hello(self.roster.node_ids[node], MessageType.TRAIN, bytes(_BALLAST))
             for node in nodes[: len(self.dead) + 1]
         ]
-        for _ in collect(self.meter, messages, time.monotonic() + self.patience):
-            pass
+        for reply in collect(self.meter, messages, time.monotonic() + self.patience):
+            if not reply.has_error():
+                self.dead.answered()
 
     def _outcome(self, task: Task, reply: Mapping[str, Any], content: RecordDict) -> Outcome:
         """Read how a task has ended, and take its vector out of the arena."""

@@ -13,11 +13,13 @@ that dies takes its tasks with it; their inputs are untouched, and they run agai
 from __future__ import annotations
 
 import heapq
+import os
 import selectors
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from logging import WARNING
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ from flwr.common.logger import log
 from flwr_decentral.core import RuntimeFault, Vector, to_seconds
 from flwr_decentral.sim.trainer import Outcome, Task
 
-from .dispatch import Dispatcher
+from .dispatch import NOBODY, Dispatcher
 from .frames import Frame, FrameBuffer, Listener, encode_frame
 from .records import decode
 
@@ -37,7 +39,7 @@ _WINDOW: Final = 2
 """Tasks that a host has at once: the one that it trains and one to go on with."""
 _LOOK_AFTER: Final = 1.0
 _NO_HOST: Final = 120.0
-"""Seconds that tasks may wait with no host to train them."""
+"""Seconds that tasks may wait with no host to train them, while none is known to have died."""
 _TTL: Final = 30 * 24 * 3600.0
 
 
@@ -124,12 +126,22 @@ class PackedDispatcher(Dispatcher):
     # ------------------------------------------------------------------------------ hosts
 
     def _invite(self) -> None:
-        """Send as many host messages as can be of use."""
+        """Send host messages: one more than there were hosts, or one for each core at first.
+
+        Flower compares every stored message with every node ten times a second, so messages that
+        nobody serves are not free.
+        """
         if not self._open:  # else they are asked again, and time goes on
             self._open, self._last_host = True, time.monotonic()
         if self.dead:
             self._sift()
-        for node in range(self._seen or self._most):
+        self._push_hosts(self._seen + 1 if self._seen else os.cpu_count() or 1)
+
+    def _push_hosts(self, count: int) -> None:
+        """Send some more host messages, each to another node."""
+        taken = {*self._messages.values()}
+        free = (node for node in range(self._most) if node not in taken)
+        for node in islice(free, count):
             message = self._message(node, MessageType.TRAIN, self.train_config, "host", {})
             message.metadata.ttl = _TTL
             self._messages[self.meter.push(message)] = node
@@ -163,13 +175,15 @@ class PackedDispatcher(Dispatcher):
         self._pull_hosts()
         if any(host.serves for host in self._hosts.values()):
             self._last_host = now
-        elif self._running and now - self._last_host > _NO_HOST:
+            return
+        most = NOBODY if self.dead else _NO_HOST
+        if self._running and now - self._last_host > most:
             raise RuntimeFault(
-                f"no client process has been there to train for {_NO_HOST:.0f} s, with "
+                f"no client process has been there to train for {most:.0f} s, with "
                 f"{len(self._running)} tasks waiting: they have all died, or none could start; see "
                 "the errors above"
             )
-        elif self._running and self._open and not self._messages:
+        if self._running and self._open and not self._messages:
             self._invite()
 
     # ------------------------------------------------------------------------------ sockets
@@ -220,9 +234,12 @@ class PackedDispatcher(Dispatcher):
             host.known = True
         elif header.get("do") == "serve":
             host.serves = True
-            self._seen = max(self._seen, sum(other.serves for other in self._hosts.values()))
+            serving = sum(1 for _ in self._serving())
+            self._seen = max(self._seen, serving)
             if not self._open:
                 self._send(host, {"do": "leave"})
+            elif serving >= len(self._messages):  # there may be more where these came from
+                self._push_hosts(serving)
         elif header.get("do") == "get-state":
             self._send(host, {"do": "state"}, [self._state.get(header["node"], b"")])
         elif header.get("do") == "put-state":

@@ -114,6 +114,13 @@ def test_an_actor_that_is_killed_while_it_trains_changes_nothing(dispatch, roll,
 # --- runs that fail -------------------------------------------------------------------------------
 
 
+def test_a_run_fails_when_all_actors_are_dead(roll):
+    outcome = roll(die=True, actors=1)
+    assert (outcome.marks / "dead").exists()
+    assert outcome.run.status == "finished:failed"
+    assert "no client process" in outcome.result["status"]
+
+
 def test_an_algorithm_that_is_not_installed_fails_the_run_and_says_how_to_install_it(roll):
     name = next((name for name in SHELF if name not in installed()), None)
     if name is None:

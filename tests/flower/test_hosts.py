@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -21,6 +22,7 @@ from flwr_decentral.flower.frames import Connection, FrameBuffer, Listener, enco
 from . import toys
 from .inprocess import ActorDied
 from .toys import federate, make_client, node_of, round_of
+from .watching import CountingGrid
 
 
 @pytest.fixture
@@ -155,7 +157,8 @@ def test_dead_actors_change_nothing_whatever_they_swallow(
 
 
 def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
-    monkeypatch.setattr(module, "_NOBODY", 0.1)
+    monkeypatch.setattr(module, "NOBODY", 0.1)
+    monkeypatch.setattr(packed, "NOBODY", 0.1)
     monkeypatch.setattr(packed, "_NO_HOST", 0.1)
     monkeypatch.setattr(packed, "_LOOK_AFTER", 0.02)
 
@@ -166,6 +169,25 @@ def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
 
     with pytest.raises(RuntimeFault, match="no client process"):
         run(train, dispatch=dispatch, start={"timeout": 30.0})
+
+
+@pytest.mark.parametrize(("cores", "workers", "messages"), [(2, 2, 4), (1, 3, 4), (4, 2, 4)])
+def test_hosts_are_invited_as_long_as_they_come(cores, workers, messages, monkeypatch):
+    """Flower compares every message with every node, so those that nobody serves are few."""
+    monkeypatch.setattr(packed.os, "cpu_count", lambda: cores)
+    grids = []
+
+    def wrap(grid):
+        grids.append(CountingGrid(grid))
+        return grids[-1]
+
+    def train(msg, context):
+        time.sleep(0.005)  # long enough for every worker to take part
+        return toys.train(msg, context)
+
+    nodes = 24
+    run(train, nodes=nodes, workers=workers, wrap=wrap, evaluate_every=9)
+    assert grids[0].messages["pushed", "train"] - nodes == messages
 
 
 # --- packed: strangers ----------------------------------------------------------------------------
