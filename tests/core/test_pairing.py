@@ -410,6 +410,55 @@ def test_a_peer_may_start_over_after_it_has_been_away():
     world.check()
 
 
+def test_a_node_that_has_started_over_knows_nothing_of_an_old_offer():
+    world = pair()
+    for _ in range(2):
+        world.begin(0)
+        world.deliver()
+        world.flying.clear()
+        world.cut(0, 1)
+        world.nodes[0] = Pairing(0, np.random.default_rng(5))
+        world.nodes[0].patience = PATIENCE
+        world.heal(0, 1)
+        world.deliver_all()
+        assert not world.moved
+    world.check()
+
+
+def test_a_late_done_does_not_make_a_newer_answer_forgotten():
+    world = pair()
+    world.begin(0)
+    for _ in range(3):
+        world.deliver()
+    late = world.flying.pop()
+    world.learn(1, np.ones(3))
+    world.begin(0)
+    world.deliver()
+    world.deliver()
+    world.flying = [late]  # and the second answer is lost
+    world.deliver()
+    world.fire(1)
+    world.deliver_all()
+    assert len(world.moved) == 4
+    world.check()
+
+
+@pytest.mark.parametrize("kind", ["void", "answer"])
+def test_what_was_put_aside_waits_for_its_own_answer(kind):
+    world = pair()
+    world.begin(0)
+    world.deliver()
+    world.deliver()
+    world.cut(0, 1)
+    message = Message(kind=kind, step=1, payload=np.ones(3), header={"exchange": 7})
+    world.flying = [(0, 1, message)]
+    world.deliver()
+    assert 0 in world.nodes[1].doubts
+    world.heal(0, 1)
+    world.deliver_all()
+    world.check()
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -453,6 +502,20 @@ def test_what_belongs_to_no_exchange_changes_nothing(kind):
     world.flying.append((1, 0, message))
     world.deliver(1)
     assert world.nodes[0].state == INVITING
+    world.deliver_all()
+    assert len(world.moved) == 2
+    world.check()
+
+
+@pytest.mark.parametrize("kind", ["void", "answer"])
+def test_a_host_waits_for_its_own_answer(kind):
+    world = pair()
+    world.begin(0)
+    world.deliver()
+    message = Message(kind=kind, step=1, payload=np.ones(3), header={"exchange": 7})
+    world.flying.append((0, 1, message))
+    world.deliver(1)
+    assert world.nodes[1].state == OFFERING
     world.deliver_all()
     assert len(world.moved) == 2
     world.check()
