@@ -1,0 +1,1 @@
+"""The real-time runtime: machines that gossip between processes and hosts."""
