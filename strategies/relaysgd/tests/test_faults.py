@@ -29,10 +29,10 @@ TARGETS = np.array([[1, 0], [5, 2], [-3, 4], [0, -8], [7, 7]], np.float32)
 
 
 def pull(node, _round, model):
-    return model + np.float32(0.2) * (TARGETS[node] - model)
+    return model + np.float32(0.5) * (TARGETS[node] - model)
 
 
-def cluster(graph=CHAIN, rounds=150, faults=None, train=pull, **parameters):
+def cluster(graph=CHAIN, rounds=70, faults=None, train=pull, **parameters):
     return Cluster(
         RelaySGD(**({"patience": 5.0} | parameters)),
         topology=graph,
@@ -93,7 +93,7 @@ def test_lost_updates_are_lost_for_good(exact):
 def test_loss_costs_age_and_is_counted(mode):
     done = run(mode=mode, faults=Faults(drop=0.2))
     # The models still move while their sums are of different ages, but around the right place.
-    np.testing.assert_allclose(done.models, means(range(5)), atol=2e-4)
+    np.testing.assert_allclose(done.models, means(range(5)), atol=2e-3)
     ages = done.counters["staleness"]
     assert ages.total >= ages.count > 0
     if mode != "latest":
@@ -119,9 +119,9 @@ def test_a_node_that_leaves_takes_its_edges_and_n_with_it(mode):
 
 @modes
 def test_parts_train_by_themselves_and_meet_again(mode):
-    split = Split(20 * SECOND, 120 * SECOND, frozenset({0, 1}))
-    whole = cluster(mode=mode, rounds=260, faults=Faults(partitions=(split,)))
-    whole.run(until=119 * SECOND)
+    split = Split(10 * SECOND, 60 * SECOND, frozenset({0, 1}))
+    whole = cluster(mode=mode, rounds=120, faults=Faults(partitions=(split,)))
+    whole.run(until=59 * SECOND)
     np.testing.assert_allclose(whole.models, means((0, 1), (2, 3, 4)), atol=1e-4)
     whole.run()
     assert not whole.stalled
