@@ -181,10 +181,12 @@ def _order(facts: Mapping[int, Mapping[str, Any]], expected: int) -> tuple[int, 
                 f"partition-id {index} is claimed by Flower nodes {by_index[index]} and {node_id}"
             )
         by_index[index] = node_id
-    missing = [index for index in range(expected) if index not in by_index]
-    if missing or len(by_index) != expected:
+    missing = sorted(set(range(expected)) - by_index.keys())
+    beyond = sorted(by_index.keys() - set(range(expected)))
+    if missing or beyond:
         raise ConfigurationError(
-            f"the partition-ids of {expected} nodes must be 0 to {expected - 1}; missing: {missing}"
+            f"num-partitions is {expected}, so the nodes' partition-ids must be 0 to "
+            f"{expected - 1}; missing: {missing or 'none'}, beyond: {beyond or 'none'}"
         )
     return tuple(by_index[index] for index in range(expected))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -191,6 +192,7 @@ class Decentral:
             raise ConfigurationError(f"num_rounds must be at least 1, got {num_rounds}")
         log(INFO, "Starting decentralized training:")
         self.summary()
+        _check_folder(self.results_dir)
         layout, models = self._lay_out(initial_arrays)
         meter = GridMeter(grid)
         roster = call_roll(
@@ -263,7 +265,7 @@ class Decentral:
             spec = find_in_app(spec)
         topology = build_topology(spec, nodes, settings.seed)
         log(INFO, "Topology %s", describe_topology(topology))
-        for warning in self.algorithm.check(topology, layout):
+        for warning in (*self.algorithm.check(topology, layout), *self.scenario.warnings()):
             log(WARNING, "%s", warning)
         conditions = self.scenario.resolve(nodes, seeds)
         initial, private = layout.flatten(models)
@@ -337,7 +339,6 @@ class Decentral:
             yield None
             return
         folder = self.results_dir
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"unfinished-{os.getpid()}.transcript"
         with path.open("w") as file:
             yield file
@@ -452,6 +453,19 @@ class _Account:
             threads=self.roster.threads,
             status=status,
         )
+
+
+def _check_folder(folder: Path) -> None:
+    """Find out before the run, and not after it, that results cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"results cannot be written to {folder}: {error.strerror}; name another folder with "
+            "results-dir"
+        ) from error
 
 
 def _free_name(folder: Path, name: str) -> str:

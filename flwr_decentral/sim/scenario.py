@@ -34,6 +34,7 @@ into the :class:`~flwr_decentral.sim.conditions.Conditions` of a run.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -154,16 +155,34 @@ class Scenario:
         Parameters
         ----------
         config : mapping
-            Flat, with dotted keys such as ``"network.uplink"``. Keys of no section are ignored.
+            Flat, with dotted keys such as ``"network.uplink"``. Keys of no section belong to the
+            app and are ignored, unless they are ours but for a slip in the section's name.
         folder : path, optional
             What the paths of files are relative to; by default the working directory.
+
+        Raises
+        ------
+        ConfigurationError
+            As :meth:`from_mapping` does.
         """
         nested: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
         for key, value in config.items():
             section, dot, name = key.partition(".")
             if dot and section in nested:
                 nested[section][name] = value
+            elif dot:
+                _refuse_slip(section, name)
         return cls.from_mapping(nested, folder)
+
+    def warnings(self) -> list[str]:
+        """List what can be carried out, but can hardly have been meant."""
+        compute = self.compute
+        if compute.stragglers and compute.slowdown == 1:
+            return [
+                f"compute.stragglers = {compute.stragglers} changes nothing while compute.slowdown "
+                "is 1: say how many times as long stragglers take"
+            ]
+        return []
 
     def to_mapping(self) -> dict[str, Any]:
         """Write the scenario down as nested dicts and lists of plain numbers."""
@@ -230,6 +249,14 @@ def _refuse_unknown(mapping: Mapping[str, Any], known: Iterable[str], where: str
     for key in mapping:
         if key not in names:
             raise ConfigurationError(f"unknown key {key!r} in {where}; {suggest(str(key), names)}")
+
+
+def _refuse_slip(section: str, name: str) -> None:
+    for near in difflib.get_close_matches(section, _SECTIONS, n=1, cutoff=0.75):
+        if name in _keys(_SECTIONS[near]):
+            raise ConfigurationError(
+                f"unknown run-config key '{section}.{name}'; did you mean '{near}.{name}'?"
+            )
 
 
 def _is_default(value: object) -> bool:

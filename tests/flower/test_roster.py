@@ -120,7 +120,7 @@ def test_a_partition_id_that_is_claimed_twice_is_refused_naming_both():
 
 
 def test_a_gap_in_the_partition_ids_is_named():
-    with pytest.raises(ConfigurationError, match=r"must be 0 to 2; missing: \[1\]"):
+    with pytest.raises(ConfigurationError, match=r"0 to 2; missing: \[1\], beyond: \[3\]"):
         roll(FakeGrid(nodes={10: 0, 11: 3, 12: 2}))
 
 

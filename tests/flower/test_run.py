@@ -271,6 +271,21 @@ def test_a_run_says_what_it_is_going_to_do(caplog):
         assert line in caplog.text
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_run(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be written to .*file.*results-dir"):
+        federate(make_client(never), results_dir=tmp_path / "file")
+
+
+def never(msg, context):
+    pytest.fail("nothing is to be trained")
+
+
+def test_what_can_hardly_have_been_meant_is_warned_of(caplog):
+    federate(make_client(), run_config={"compute.stragglers": 0.5}, rounds=1)
+    assert "compute.slowdown is 1" in caplog.text
+
+
 def test_a_run_without_rounds_is_refused():
     with pytest.raises(ConfigurationError, match="num_rounds must be at least 1, got 0"):
         federate(make_client(), rounds=0)

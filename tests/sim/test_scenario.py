@@ -207,7 +207,7 @@ def test_run_config_takes_its_own_keys_only():
         "compute.stragglers": 0.5,
         "compute.slowdown": 5,
         "compute.trace": "",
-        "networks.uplink": "of another mind",
+        "routers.uplink": "of another mind",
     }
     assert Scenario.from_run_config(config) == Scenario(
         network=Network(uplink=10e6, latency=0), compute=Compute(stragglers=0.5, slowdown=5)
@@ -317,3 +317,30 @@ def test_quantities_that_overflow_are_refused():
 def test_what_does_not_fit_the_number_of_nodes_is_refused(scenario, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         scenario.resolve(4, Seeds(0))
+
+
+# --- what can hardly have been meant --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("netwrk.uplink", "network.uplink"),
+        ("Network.loss", "network.loss"),
+        ("computer.seconds", "compute.seconds"),
+    ],
+)
+def test_a_slip_in_the_name_of_a_section_is_refused(key, meant):
+    with pytest.raises(ConfigurationError, match=f"'{key}'; did you mean '{meant}'"):
+        Scenario.from_run_config({key: 1})
+
+
+@pytest.mark.parametrize("key", ["networks.depth", "computation.seconds", "model.uplink", "uplink"])
+def test_keys_of_the_app_are_its_own(key):
+    assert Scenario.from_run_config({key: 1}) == Scenario()
+
+
+def test_stragglers_who_take_no_longer_are_warned_of():
+    assert Scenario(compute=Compute(stragglers=0.5, slowdown=2)).warnings() == []
+    (warning,) = Scenario(compute=Compute(stragglers=0.5)).warnings()
+    assert "compute.stragglers = 0.5 changes nothing while compute.slowdown is 1" in warning
