@@ -68,6 +68,9 @@ class RelayMachine(LockstepMachine):
             for box in (self.held, self.inbox, self.ahead):
                 for t in self.relay.slots(event.peer):
                     box.pop((event.peer, t), None)
+            if not self.up:
+                # Whenever another neighbor comes, what was trained by now may be long outdated.
+                self.own = None
         return super().on_peer_down(event)
 
     def slots(self, peer: int) -> tuple[int, ...]:
@@ -160,9 +163,11 @@ class LatestMachine(Machine):
         What its last training contributed.
     held : dict
         The newest sum of each edge.
+    apart : bool
+        It has been without neighbors, and has not averaged with any since.
     """
 
-    STATE = ("model", "round", "own", "held")
+    STATE = ("model", "round", "own", "held", "apart")
 
     def __init__(self, site: Site, relay: Relay, *, kappa: float) -> None:
         super().__init__(site)
@@ -170,6 +175,7 @@ class LatestMachine(Machine):
         self.round = 1
         self.own: Parts | None = None
         self.held: Sums = {}
+        self.apart = True
 
     def on_started(self, event: Started) -> Iterable[Command]:
         """Say how late models are, and begin round 1."""
@@ -181,7 +187,8 @@ class LatestMachine(Machine):
         trained = self.relay.contribution(self.model, event)
         ahead = max((each[0] for each in self.held.values()), default=0) - event.round
         # A node that comes late has nothing to say yet, and its neighbors' average at hand.
-        late = self.round == 1 and ahead >= _FAR_AHEAD
+        late = self.apart and ahead >= _FAR_AHEAD
+        self.apart = self.apart and not self.held
         self.own = None if late else trained
         # What has not been sent is outdated.
         yield DropQueued()
@@ -224,6 +231,8 @@ class LatestMachine(Machine):
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Go on without a neighbor and all nodes behind it."""
         yield DropQueued(to=event.peer)
+        if not self.up:
+            self.apart, self.own = True, None
         for t in self.relay.slots(event.peer):
             self.held.pop((event.peer, t), None)
 

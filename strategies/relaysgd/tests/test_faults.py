@@ -152,6 +152,29 @@ def test_a_newcomer_takes_over_the_average_and_throws_nobody_back(mode, late):
     assert not run.stalled
 
 
+@modes
+def test_a_node_that_returns_takes_over_the_average_too(mode):
+    def train(_node, number, model):
+        return model + np.float32(0.2) * ((10 if number > 8 else -10) - model)
+
+    away = Outage(4, 8 * SECOND, 60 * SECOND + SECOND // 3)
+    run = cluster(mode=mode, train=train, rounds=100, faults=Faults(outages=(away,)))
+    run.run(until=60 * SECOND)
+    assert run.models[:4].min() > 9.85
+    assert run.models[4].max() < 0
+    for second in range(61, 80):
+        run.run(until=second * SECOND + SECOND // 2)
+        assert run.models[:4].min() > 9.85
+        if second >= 64:
+            assert run.models[4].min() > 9.5
+
+
+def test_without_waiting_slow_nodes_count_as_much_as_fast_ones():
+    done = run(mode="latest", rounds=400, faults=Faults(slow={4: 5.0, 1: 2.5}))
+    np.testing.assert_allclose(done.models, means(range(5)), atol=1e-5)
+    assert done.counters["staleness"].total > 0
+
+
 def test_a_slow_node_is_not_taken_for_a_newcomer():
     done = run(rounds=60, patience=0.5, faults=Faults(slow={4: 4.0}))
     # It is left behind each round, and still pulls the others toward its target.

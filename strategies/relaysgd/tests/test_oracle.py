@@ -4,9 +4,14 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from flwr_decentral.core import SECOND, Tree
+from flwr_decentral.core import SECOND, Layout, Seeds, Tree
 from flwr_decentral.core.topology import build
 from flwr_decentral.core.trees import double_binary_trees, spanning_tree
+from flwr_decentral.ops import choose
+from flwr_decentral.sim.engine import Engine
+from flwr_decentral.sim.plan import Plan
+from flwr_decentral.sim.scenario import Network, Scenario
+from flwr_decentral.sim.trainer import FunctionTrainer
 from flwr_decentral.testing import Cluster, Faults
 from flwr_decentral_relaysgd import RelaySGD
 
@@ -149,3 +154,29 @@ def test_lateness_and_duplicates_change_no_number(mode, faults):
     )
     np.testing.assert_array_equal(harried.models, calm.models)
     assert "missing-sum" not in harried.counters
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "overlapped", "latest"])
+def test_virtual_time_changes_no_number_and_reports_kappa(mode):
+    graph, rounds = GRAPHS["binary-tree"], 12
+    initial, train = problem(len(graph))
+    initial.flags.writeable = False
+    algorithm, seeds = RelaySGD(mode=mode), Seeds(1)
+    network = Network(uplink=1e6, latency=0.01)
+    plan = Plan(
+        algorithm=algorithm,
+        topology=graph,
+        layout=Layout.of({"x": initial}),
+        initial=initial,
+        conditions=Scenario(network=network).resolve(len(graph), seeds),
+        seeds=seeds,
+        ops=choose(),
+        rounds=rounds,
+    )
+    engine = Engine(plan, FunctionTrainer(lambda task, x: train(task.node, task.round, x)))
+    engine.run()
+    np.testing.assert_array_equal(
+        np.stack(engine.models()), cluster(algorithm, graph, rounds).models
+    )
+    tally = engine.tallies["kappa"]
+    assert tally.total / tally.count == pytest.approx(algorithm.kappa(graph))
