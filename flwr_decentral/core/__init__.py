@@ -5,7 +5,7 @@ from a global generator. See :mod:`flwr_decentral.core.algorithm` for the contra
 example.
 """
 
-from . import mixing, topology, trees
+from . import mixing, pairing, spectra, topology, trees
 from .algorithm import Algorithm, Capabilities, Machine, Site
 from .clock import MILLISECOND, SECOND, from_seconds, to_seconds
 from .commands import Command, DropQueued, Halt, Report, Send, SetTimer, Train
@@ -34,7 +34,9 @@ from .layout import Layout
 from .mailbox import Letter, Mailbox
 from .message import HEADER_BYTES, Message, Vector
 from .mixing import metropolis_hastings, metropolis_weight, second_eigenvalue, spectral_gap
+from .pairwise import PairwiseAlgorithm, PairwiseMachine
 from .seeds import NodeSeeds, Seeds
+from .state import Part
 from .trees import Tree
 
 __all__ = [
@@ -59,6 +61,9 @@ __all__ = [
     "Mailbox",
     "Message",
     "NodeSeeds",
+    "PairwiseAlgorithm",
+    "PairwiseMachine",
+    "Part",
     "Partition",
     "PeerDown",
     "PeerError",
@@ -84,7 +89,9 @@ __all__ = [
     "metropolis_hastings",
     "metropolis_weight",
     "mixing",
+    "pairing",
     "second_eigenvalue",
+    "spectra",
     "spectral_gap",
     "suggest",
     "to_seconds",

@@ -186,6 +186,11 @@ class Pairing(Part):
         self._untried = [everyone[place] for place in order]
         return list(self._invite(at, step))
 
+    def concerns(self, message: Message) -> bool:
+        """Tell whether a message may need this node's vector of now."""
+        offered = message.kind == "invite" and self.state != OFFERING
+        return offered or message.kind in ("offer", "answer")
+
     def receive(
         self, event: Received, vector: Vector, *, step: int
     ) -> tuple[list[Command], Exchange | None]:
@@ -196,7 +201,7 @@ class Pairing(Part):
         event : Received
             What came.
         vector : ndarray of float32, shape (D,)
-            This node's vector of now.
+            This node's vector: of now, if it :meth:`concerns` it.
         step : int
             This node's step.
 

@@ -129,7 +129,8 @@ class PairwiseMachine(Machine):
 
     def on_received(self, event: Received) -> Iterator[Command]:
         """Go on with an exchange, whether or not the trainer is at work."""
-        self.advance(event.at)
+        if self.pairing.concerns(event.message):
+            self.advance(event.at)
         commands, exchange = self.pairing.receive(event, self.model, step=self.round)
         if exchange is not None:
             self.average(exchange)

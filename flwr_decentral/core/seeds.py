@@ -4,9 +4,9 @@ A stream is a counter-based Philox generator whose 128-bit key is the BLAKE2b ha
 that streams do not overlap, do not depend on the order in which they are asked for, and are the
 same in every process. Nothing here touches a global generator.
 
-Purposes in use: ``"peers"`` (whom to send to), ``"queue"`` (order of sending), ``"loss"`` (lost
-messages), ``"stragglers"`` (which nodes are slow), ``"train"`` (the seed a trainer gets for a
-round), ``"topology"`` and ``"evaluate"``.
+Purposes in use: ``"peers"`` (whom to send to), ``"queue"`` (order of sending), ``"turns"`` (when to
+start an exchange), ``"loss"`` (lost messages), ``"stragglers"`` (which nodes are slow), ``"train"``
+(the seed a trainer gets for a round), ``"topology"`` and ``"evaluate"``.
 """
 
 from __future__ import annotations
