@@ -84,3 +84,7 @@ class NodeSeeds:
     def generator(self, purpose: str) -> np.random.Generator:
         """Start this node's stream for a purpose. See :meth:`Seeds.generator`."""
         return self.seeds.generator(self.node, purpose)
+
+    def number(self, purpose: str, counter: int) -> int:
+        """Draw one of this node's seeds. See :meth:`Seeds.number`."""
+        return self.seeds.number(self.node, purpose, counter)

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import Result
 from flwr_decentral.arena import Arena
 from flwr_decentral.core import Algorithm, ConfigurationError, DecentralError, Seeds, from_seconds
 from flwr_decentral.core.algorithm import Topology
+from flwr_decentral.core.conduct import counters
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.topology import build as build_topology
 from flwr_decentral.core.topology import describe as describe_topology
@@ -34,7 +35,6 @@ from flwr_decentral.report.results import RunResult, Traffic
 from flwr_decentral.sim.conditions import Conditions
 from flwr_decentral.sim.engine import Engine
 from flwr_decentral.sim.journal import Journal
-from flwr_decentral.sim.measures import counters
 from flwr_decentral.sim.plan import Plan
 
 from .control import Job

@@ -32,10 +32,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 from flwr_decentral.core import (
-    AlgorithmError,
     Command,
     DropQueued,
     Event,
@@ -60,17 +59,16 @@ from flwr_decentral.core import (
     Vector,
     to_seconds,
 )
+from flwr_decentral.core.conduct import MAX_FAILURES, Tally, check_send, check_train
 
 from .conditions import Conditions
 from .journal import Journal
 from .links import Links, Transfer
-from .measures import Tally, Traffic
+from .measures import Traffic
 from .plan import Plan
 from .trainer import Outcome, Task, Trainer
 
 _DONE, _CHANGE, _FIRST_BYTE, _ARRIVAL, _UPLINK, _TIMER = range(6)
-MAX_FAILURES: Final = 3
-"""How many trainings in a row may fail on one node before the run fails."""
 
 
 @dataclass
@@ -240,7 +238,7 @@ class Engine:
                 self.journal.event(node, event, commands)
                 for command in commands:
                     if isinstance(command, Report):
-                        self._count(command)
+                        self.tallies[command.name].add(command)
             self._drop(node)
         self.traffic.lost += self._under_way
         for node, model in enumerate(self.models()):
@@ -286,7 +284,7 @@ class Engine:
                     self._send(node, command.to, command.message)
                     sends = True
                 case Report():
-                    self._count(command)
+                    self.tallies[command.name].add(command)
                 case Train():
                     self._train(node, command)
                 case DropQueued():
@@ -298,12 +296,6 @@ class Engine:
                     self._end(node)
         if sends:
             self._pump(node)
-
-    def _count(self, report: Report) -> None:
-        tally = self.tallies[report.name]
-        tally.count += report.count
-        tally.total += report.total
-        tally.nbytes += report.nbytes
 
     def _end(self, node: int) -> None:
         state = self._nodes[node]
@@ -325,7 +317,15 @@ class Engine:
 
     def _train(self, node: int, command: Train) -> None:
         plan, state = self.plan, self._nodes[node]
-        self._check_train(node, command)
+        in_flight = None if state.training is None else state.training[0]
+        check_train(
+            plan.algorithm.name,
+            node,
+            command.round,
+            in_flight=in_flight,
+            last=state.last_round,
+            halted=state.halted,
+        )
         duration = plan.conditions.duration_ns(node, command.round)
         state.training = (command.round, command.model, duration)
         if state.last_round:
@@ -342,20 +342,6 @@ class Engine:
             seed = plan.seeds.number(node, "train", command.round)
             task = Task(node=node, round=command.round, seed=seed, at=self.now, due=due)
             self._trainer.dispatch(task, command.model)
-
-    def _check_train(self, node: int, command: Train) -> None:
-        state = self._nodes[node]
-        if state.training is not None:
-            breach = f"while round {state.training[0]} is in flight"
-        elif command.round <= state.last_round:
-            breach = f"after round {state.last_round}"
-        elif state.halted:
-            breach = "after it has halted"
-        else:
-            return
-        raise AlgorithmError(
-            f"{self.plan.algorithm.name} asks node {node} to train round {command.round} {breach}"
-        )
 
     def _trained(self, node: int) -> None:
         state = self._nodes[node]
@@ -414,10 +400,7 @@ class Engine:
         self.traffic.dropped += sum(message.nbytes for message in dropped)
 
     def _send(self, node: int, to: int, message: Message) -> None:
-        if not self.plan.topology.has_edge(node, to):
-            raise AlgorithmError(
-                f"{self.plan.algorithm.name} on node {node} sends to {to}, which is no neighbor"
-            )
+        check_send(self.plan.algorithm.name, self.plan.topology, node, to)
         if self._reachable(node, to):
             self._links.queue(node, to, message)
         else:

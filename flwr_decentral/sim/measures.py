@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flwr_decentral.core import Vector
-
-
-@dataclass
-class Tally:
-    """Sums of one :class:`~flwr_decentral.core.commands.Report` name."""
-
-    count: int = 0
-    total: float = 0.0
-    nbytes: int = 0
 
 
 @dataclass
@@ -67,8 +58,3 @@ def average_model(models: Iterable[Vector]) -> np.ndarray[Any, np.dtype[np.float
         raise ValueError("there is no model to average")
     total /= count
     return total  # type: ignore[no-any-return]
-
-
-def counters(tallies: Mapping[str, Tally]) -> dict[str, dict[str, float]]:
-    """List tallies by name, for reports."""
-    return {name: dict(vars(tally)) for name, tally in sorted(tallies.items())}

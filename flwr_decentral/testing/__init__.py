@@ -4,7 +4,9 @@ The kit itself is :mod:`flwr_decentral.testing.conformance`, which alone needs p
 (``pip install flwr-decentral[testing]``).
 """
 
-from .cluster import Cluster, Tally
+from flwr_decentral.core.conduct import Tally
+
+from .cluster import Cluster
 from .faults import Faults, Outage, Split
 from .network import Sent
 from .sites import make_site

@@ -57,6 +57,7 @@ from flwr_decentral.core import (
     Vector,
 )
 from flwr_decentral.core.algorithm import Topology
+from flwr_decentral.core.conduct import Tally
 from flwr_decentral.core.transcript import format_step
 from flwr_decentral.ops import Ops, choose
 
@@ -74,15 +75,6 @@ _OVERDUE: Final = 0
 _NO_FAULTS: Final = Faults()
 _MAX_IDLE_EVENTS: Final = 50_000
 """Events without any training done after which a run counts as stalled."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """The sum of all reports of one name."""
-
-    count: int = 0
-    total: float = 0.0
-    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -325,10 +317,7 @@ class Cluster:
                 case DropQueued():
                     self._network.drop(node, command.to)
                 case Report():
-                    tally = self.counters[command.name]
-                    tally.count += command.count
-                    tally.total += command.total
-                    tally.nbytes += command.nbytes
+                    self.counters[command.name].add(command)
                 case Halt():
                     self._nodes[node].halted = True
                     self._referee.halt(node)

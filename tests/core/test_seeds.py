@@ -68,6 +68,7 @@ def test_numbers_are_seeds_of_31_bits(run, node, purpose, counter):
     number = Seeds(run).number(node, purpose, counter)
     assert 0 <= number < 2**31
     assert number == Seeds(run).number(node, purpose, counter)
+    assert number == Seeds(run).of(node).number(purpose, counter)
 
 
 def test_numbers_are_uniform_and_differ():

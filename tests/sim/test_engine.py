@@ -28,8 +28,9 @@ from flwr_decentral.core import (
     TrainDone,
     TrainFailed,
 )
+from flwr_decentral.core.conduct import Tally, counters
 from flwr_decentral.sim.engine import Observer
-from flwr_decentral.sim.measures import Tally, average_model, consensus_distance, counters
+from flwr_decentral.sim.measures import average_model, consensus_distance
 from flwr_decentral.sim.trainer import FunctionTrainer
 
 from .scripted import SLOW, Idle, Scripted, add_one, make, note, seen, train_on
