@@ -35,10 +35,10 @@ from flwr_decentral.arena import Arena, ArenaRef
 from flwr_decentral.core import AlgorithmError, RuntimeFault
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.transcript import vector_digest
+from flwr_decentral.localsocket import Connection, Frame
 from flwr_decentral.ops import Reference
 
 from .control import CONTROL, PROTOCOL, Job, dump_facts
-from .frames import Connection, Frame
 from .records import (
     decode,
     encode,

@@ -27,10 +27,10 @@ from flwr.app import MessageType
 from flwr.common.logger import log
 
 from flwr_decentral.core import RuntimeFault, Vector, to_seconds
+from flwr_decentral.localsocket import Frame, FrameBuffer, Listener, encode_frame
 from flwr_decentral.sim.trainer import Outcome, Task
 
 from .dispatch import NOBODY, Dispatcher
-from .frames import Frame, FrameBuffer, Listener, encode_frame
 from .records import decode
 
 _MOST_HOSTS: Final = 32

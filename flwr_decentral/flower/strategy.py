@@ -30,6 +30,7 @@ from flwr_decentral.core.conduct import counters
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.topology import build as build_topology
 from flwr_decentral.core.topology import describe as describe_topology
+from flwr_decentral.localsocket import Listener
 from flwr_decentral.ops import choose
 from flwr_decentral.report.results import RunResult, Traffic
 from flwr_decentral.sim.conditions import Conditions
@@ -40,7 +41,6 @@ from flwr_decentral.sim.plan import Plan
 from .control import Job
 from .dispatch import Dispatcher, MessageDispatcher
 from .evaluation import EvaluateFn, Watcher
-from .frames import Listener
 from .grid import GridMeter
 from .packed import PackedDispatcher
 from .records import pack_layout, to_numpy

@@ -17,7 +17,7 @@ from flwr_decentral.core import RuntimeFault
 from flwr_decentral.flower import decentral_mod, mod, packed, strategy
 from flwr_decentral.flower import dispatch as module
 from flwr_decentral.flower.control import CONTROL
-from flwr_decentral.flower.frames import Connection, FrameBuffer, Listener, encode_frame
+from flwr_decentral.localsocket import Connection, FrameBuffer, Listener, encode_frame
 
 from . import toys
 from .inprocess import ActorDied

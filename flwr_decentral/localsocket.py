@@ -1,15 +1,17 @@
-"""The local socket between the engine and the processes that train for it.
+"""The local socket between a runtime and the processes that train for it.
 
 Both ends are processes of one user on one host, so this is not the peer channel: there is nothing
 to encrypt. A frame is a JSON header and any number of byte strings, length-prefixed. On Linux the
-socket lives in the abstract namespace, where it leaves no file behind; elsewhere it is a file in a
-private folder that is removed in the end. The user of the other end is checked where the kernel
-tells, and each connection opens with the run's token.
+socket lives in the abstract namespace, where it leaves no file behind; elsewhere, or where it is
+given a path, it is a file that only its user can open and that is removed in the end. The user of
+the other end is checked where the kernel tells.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import secrets
@@ -22,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flwr_decentral.core import RuntimeFault
+from .core.errors import RuntimeFault
 
 _PREFIX: Final = struct.Struct("<II")
 _MOST_HEADER: Final = 1 << 24
@@ -104,7 +106,7 @@ class Connection:
         self._buffer = FrameBuffer()
         self._frames: list[Frame] = []
         try:
-            self._socket.connect(_native(address))
+            self._socket.connect(native(address))
             self.send({"token": token, "pid": os.getpid()})
         except OSError:
             self._socket.close()
@@ -139,27 +141,49 @@ class Connection:
 
 
 class Listener:
-    """The engine's end: a listening socket that is gone when it is closed.
+    """A runtime's end: a listening socket that is gone when it is closed.
+
+    Parameters
+    ----------
+    address : str, optional
+        Where to listen: a path, or a name after ``@`` in Linux's abstract namespace. By default
+        an address that nobody else has.
 
     Attributes
     ----------
     address : str
-        Where to connect; a leading ``@`` marks the abstract namespace.
+        Where to connect.
     token : str
-        What each connection has to open with.
+        What connections of an engine's trainers have to open with.
+
+    Raises
+    ------
+    RuntimeFault
+        If another process listens there, or nobody can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str | None = None) -> None:
         self.token = secrets.token_hex(16)
         self._folder: Path | None = None
+        self._file: Path | None = None
+        self._lock: int | None = None
         name = f"flwr-decentral-{os.getpid()}-{secrets.token_hex(4)}"
-        if sys.platform == "linux":
+        if address is not None:
+            self.address = address
+        elif sys.platform == "linux":
             self.address = f"@{name}"
         else:  # pragma: no cover - not on Linux
             self._folder = Path(tempfile.mkdtemp(prefix="flwr-decentral-"))
             self.address = str(self._folder / "s")
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(_native(self.address))
+        try:
+            self._bind()
+        except OSError as error:
+            self.close()
+            if error.errno in (errno.EADDRINUSE, errno.EWOULDBLOCK):
+                raise RuntimeFault(f"another process listens at {self.address} already") from error
+            reason = error.strerror or error
+            raise RuntimeFault(f"cannot listen at {self.address}: {reason}") from error
         self.socket.listen(128)
         self.socket.setblocking(False)
 
@@ -169,21 +193,50 @@ class Listener:
             connection, _ = self.socket.accept()
         except BlockingIOError:
             return None
-        if hasattr(socket, "SO_PEERCRED"):
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            _, user, _ = struct.unpack("3i", raw)
-            if user != os.getuid():
-                connection.close()
-                return None
+        if not is_own(connection):
+            connection.close()
+            return None
         return connection
 
     def close(self) -> None:
         """Close, and leave nothing behind."""
         self.socket.close()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+            self._file = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._folder is not None:  # pragma: no cover - not on Linux
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._folder)
 
+    def _bind(self) -> None:
+        if self.address.startswith("@"):
+            self.socket.bind(native(self.address))
+            return
+        path = Path(self.address)
+        # The lock, which ends with its process, tells a socket in use from one left behind.
+        self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        mask = os.umask(0o177)
+        try:
+            self.socket.bind(self.address)
+        finally:
+            os.umask(mask)
+        self._file = path
 
-def _native(address: str) -> str:
+
+def is_own(connection: socket.socket) -> bool:
+    """Tell whether a process of this user is at the other end, as far as the kernel tells."""
+    if not hasattr(socket, "SO_PEERCRED"):  # pragma: no cover - not on Linux
+        return True
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, user, _ = struct.unpack("3i", raw)
+    return bool(user == os.getuid())
+
+
+def native(address: str) -> str:
+    """Write an address as the kernel takes it."""
     return f"\0{address[1:]}" if address.startswith("@") else address

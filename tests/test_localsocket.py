@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import struct
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_decentral.core import RuntimeFault
-from flwr_decentral.flower.frames import Connection, Frame, FrameBuffer, Listener, encode_frame
+from flwr_decentral.localsocket import Connection, Frame, FrameBuffer, Listener, encode_frame
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 
@@ -146,3 +147,49 @@ def test_a_frame_is_plain_json_and_bytes():
     assert count == 2
     assert json.loads(data[8 : 8 + length]) == {"do": "x", "lengths": [2, 3]}
     assert data[8 + length :] == b"12345"
+
+
+# --- addresses that are given ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["path", "name"])
+def test_one_process_listens_at_an_address(kind, tmp_path):
+    address = str(tmp_path / "socket") if kind == "path" else f"@flwr-decentral-test-{os.getpid()}"
+    first = Listener(address)
+    try:
+        assert first.address == address
+        with pytest.raises(RuntimeFault, match=f"another process listens at {address} already"):
+            Listener(address)
+        Connection(address, "", 1.0).close()
+        accepted = first.accept()
+        assert accepted is not None, "it is not disturbed by one that was refused"
+        accepted.close()
+    finally:
+        first.close()
+    Listener(address).close()
+
+
+def test_only_its_user_can_open_a_socket_that_is_a_file(tmp_path):
+    path = tmp_path / "socket"
+    listener = Listener(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    assert not path.exists()
+
+
+def test_a_socket_that_was_left_behind_is_replaced(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert path.exists()
+    listener = Listener(str(path))
+    Connection(str(path), "", 1.0).close()
+    listener.close()
+
+
+def test_an_address_that_cannot_be_is_refused(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for path in (tmp_path / "none" / "socket", tmp_path / ("long" * 60)):
+        with pytest.raises(RuntimeFault, match="cannot listen at .*(No such file|too long)"):
+            Listener(str(path))
+    assert len(os.listdir("/proc/self/fd")) == before
