@@ -19,29 +19,12 @@ import networkx as nx
 
 from flwr_decentral.core import ConfigurationError
 
+from .roster import Roster
+
 ORDERS: Final = 1
 """Version of what is written here."""
 
 Scalar: TypeAlias = bool | int | float | str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """Where a node can be reached, and by what it is known.
-
-    Attributes
-    ----------
-    index : int
-        The node's position in the topology, its partition-id.
-    address : str
-        ``host:port``, or empty for a node that only dials others.
-    fingerprint : str
-        SHA-256 of its certificate in hexadecimal, or empty where there is no TLS.
-    """
-
-    index: int
-    address: str
-    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +41,8 @@ class Order:
         Counts the changes of membership and topology in the run.
     index : int
         Which node this is.
-    members : tuple of Member
-        All nodes of the run, in the order of their indices, 0 to n - 1.
-    edges : tuple of (int, int)
-        Who may talk to whom.
+    roster : Roster
+        All nodes of the run, and who may talk to whom.
     algorithm, version : str
         Name of the algorithm, and version of the package that brings it.
     parameters : mapping
@@ -84,8 +65,7 @@ class Order:
     resume: str = ""
     epoch: int
     index: int
-    members: tuple[Member, ...]
-    edges: tuple[tuple[int, int], ...]
+    roster: Roster
     algorithm: str
     version: str
     parameters: Mapping[str, Scalar]
@@ -97,16 +77,9 @@ class Order:
     uplink: float = math.inf
 
     def __post_init__(self) -> None:
-        indices = [member.index for member in self.members]
-        count = len(indices)
         checks = {
             "run must be named": bool(self.run),
-            f"the members' indices are {indices}, not 0 to {count - 1}": indices
-            == list(range(count)),
-            f"index {self.index} is no member": self.index in indices,
-            "an edge joins two different members": all(
-                a != b and {a, b} <= set(indices) for a, b in self.edges
-            ),
+            f"index {self.index} is no member": 0 <= self.index < len(self.roster.members),
             "epoch and until are 0 or more": self.epoch >= 0 and self.until >= 0,
             "seconds, lease and uplink are positive": self.seconds > 0
             and 0 < self.lease < math.inf
@@ -120,20 +93,15 @@ class Order:
     def topology(self) -> nx.Graph[int]:
         """The graph of the edges, frozen, with every member in it."""
         graph: nx.Graph[int] = nx.Graph()
-        graph.add_nodes_from(range(len(self.members)))
-        graph.add_edges_from(self.edges)
+        graph.add_nodes_from(range(len(self.roster.members)))
+        graph.add_edges_from(sorted(self.roster.edges))
         return nx.freeze(graph)
-
-    @property
-    def neighbors(self) -> tuple[int, ...]:
-        """The members that this node may talk to, ascending."""
-        return tuple(
-            sorted({b if a == self.index else a for a, b in self.edges if self.index in (a, b)})
-        )
 
     def to_json(self) -> str:
         """Write the order down."""
-        values = dataclasses.asdict(self)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        roster = values.pop("roster")
+        values |= {"members": roster.records(), "edges": sorted(roster.edges)}
         for name in _MAYBE_INFINITE:
             values[name] = None if values[name] == math.inf else values[name]
         return json.dumps({"orders": ORDERS, **values}, allow_nan=False)
@@ -158,27 +126,21 @@ class Order:
                 f"{ORDERS}: install one version of flwr-decentral everywhere"
             )
         _check(values, _FIELDS, "order")
-        for member in values["members"]:
-            _check(member, _MEMBER_FIELDS, "member of an order")
         for name in _MAYBE_INFINITE:
             values[name] = math.inf if values[name] is None else float(values[name])
-        edges = values["edges"]
+        members, edges = values.pop("members"), values.pop("edges")
+        if not all(isinstance(member, dict) for member in members):
+            raise ConfigurationError("an order is not valid: a member is a table")
         if not all(
             isinstance(edge, list) and len(edge) == 2 and all(type(end) is int for end in edge)
             for edge in edges
         ):
             raise ConfigurationError("an order is not valid: an edge is a pair of indices")
-        values["edges"] = tuple((a, b) for a, b in edges)
-        values["members"] = tuple(Member(**member) for member in values["members"])
-        return cls(**values)
+        roster = Roster.from_records(members, ((a, b) for a, b in edges))
+        return cls(roster=roster, **values)
 
 
 _MAYBE_INFINITE: Final = ("seconds", "uplink")
-_MEMBER_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "index": (int,),
-    "address": (str,),
-    "fingerprint": (str,),
-}
 _FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
     "run": (str,),
     "resume": (str,),
