@@ -233,7 +233,7 @@ class Machine(ABC):
         match event:
             case Received():
                 payload, nbytes = event.message.payload, event.message.nbytes
-                if event.source not in self.site.topology[self.site.node]:
+                if not self.site.topology.has_edge(self.site.node, event.source):
                     return [Report(name="message-of-a-stranger", nbytes=nbytes)]
                 if payload is not None and not self.site.ops.finite(payload):
                     wasted = Report(name="payload-not-finite", nbytes=nbytes)

@@ -59,6 +59,7 @@ _PRIOR: Final = 5.0
 """Rounds at the nominal rate that the achieved rate starts from."""
 
 _LITTLE_GAIN: Final = 1.1
+_PLAIN: Final = Spectrum(math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +140,14 @@ class A2CiD2Machine(PairwiseMachine):
 
     def __init__(self, site: Site, algorithm: A2CiD2) -> None:
         super().__init__(site, algorithm)
-        chi = _spectrum(site.topology)
-        accelerated = algorithm.momentum and chi.connected
+        # Without a momentum, large topologies need no eigenvalues.
+        chi = _spectrum(site.topology) if algorithm.momentum else _PLAIN
         self.calibrate = algorithm.calibrate
         self.eta = chi.eta * algorithm.rate
         self.alpha = chi.alpha_tilde
         degrees = [site.topology.degree[peer] for peer in site.neighbors]
         self.nominal = algorithm.rate / 2 * (bool(degrees) + sum(1 / each for each in degrees))
-        self.momentum: Vector | None = site.initial if accelerated else None
+        self.momentum: Vector | None = site.initial if chi.connected else None
         self.clock = 0
         self.exchanges = 0
         self.achieved = (_PRIOR * self.nominal, _PRIOR)
