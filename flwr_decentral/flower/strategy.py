@@ -42,6 +42,7 @@ from .control import Job
 from .dispatch import Dispatcher, MessageDispatcher
 from .evaluation import EvaluateFn, Watcher
 from .grid import GridMeter
+from .ledger import Ledger
 from .packed import PackedDispatcher
 from .records import pack_layout, to_numpy
 from .roster import Roster, call_roll
@@ -212,16 +213,14 @@ class Decentral:
             self._transcript() as transcript,
         ):
             watcher = Watcher(
+                ledger=Ledger(self.options, run.plan.seeds, len(roster.node_ids), result),
                 dispatcher=dispatcher,
                 layout=layout,
-                options=self.options,
                 evaluates=roster.evaluates,
                 evaluate_config=dict(evaluate_config or {}),
                 evaluate_fn=evaluate,
-                seeds=run.plan.seeds,
                 rounds=run.plan.rounds,
                 duration=run.plan.duration,
-                result=result,
             )
             engine = Engine(run.plan, dispatcher, watcher, Journal(transcript))
             begin = time.monotonic()
@@ -357,13 +356,14 @@ class Decentral:
     def _conclude(self, engine: Engine, watcher: Watcher) -> None:
         """Evaluate the final models, unless that has just been done, and average them."""
         final = engine.plan.rounds or engine.rounds_done // len(engine.machines)
-        last = watcher.evaluations[-1] if watcher.evaluations else None
+        evaluations = watcher.ledger.evaluations
+        last = evaluations[-1] if evaluations else None
         if last is None or last.round != final or from_seconds(last.virtual_time_s) != engine.now:
             if last is not None and last.round == final:
-                watcher.evaluations.pop()
+                evaluations.pop()
             watcher.barrier(engine, final)
-        watcher.finish()
-        watcher.result.arrays = watcher.averaged_arrays(engine)
+        watcher.ledger.finish()
+        watcher.ledger.result.arrays = watcher.averaged_arrays(engine)
 
     def _say_goodbye(self, result: DecentralResult) -> None:
         assert result.run is not None
@@ -430,7 +430,7 @@ class _Account:
             virtual_time_s=engine.now / 1e9,
             wall_time_s=time.monotonic() - self.begin,
             digest=digest,
-            evaluations=self.watcher.evaluations,
+            evaluations=self.watcher.ledger.evaluations,
             bytes=Traffic(
                 sent=traffic.sent,
                 useful=max(0, traffic.sent - engine.wasted_bytes),
