@@ -51,8 +51,10 @@ class Order:
         Hash of the model's layout.
     seed : int
         The run seed.
+    after : int
+        The rounds of the run that are past, for a node that begins with this order.
     until : int
-        The last round to train in this segment.
+        The last round to train in this segment, counted over the whole run.
     seconds : float
         How long the segment lasts at most; ``inf`` for lockstep, which ends at a round.
     lease : float
@@ -71,6 +73,7 @@ class Order:
     parameters: Mapping[str, Scalar]
     layout: str
     seed: int
+    after: int = 0
     until: int
     seconds: float = math.inf
     lease: float
@@ -80,7 +83,7 @@ class Order:
         checks = {
             "run must be named": bool(self.run),
             f"index {self.index} is no member": 0 <= self.index < len(self.roster.members),
-            "epoch and until are 0 or more": self.epoch >= 0 and self.until >= 0,
+            "epoch, after and until are 0 or more": min(self.epoch, self.after, self.until) >= 0,
             "seconds, lease and uplink are positive": self.seconds > 0
             and 0 < self.lease < math.inf
             and self.uplink > 0,
@@ -153,6 +156,7 @@ _FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
     "parameters": (dict,),
     "layout": (str,),
     "seed": (int,),
+    "after": (int,),
     "until": (int,),
     "seconds": (int, float, type(None)),
     "lease": (int, float),

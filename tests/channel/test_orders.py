@@ -61,6 +61,7 @@ def test_the_topology_holds_every_member():
         ({"index": -1}, "index -1 is no member"),
         ({"epoch": -1}, "0 or more"),
         ({"until": -1}, "0 or more"),
+        ({"after": -1}, "0 or more"),
         ({"seconds": 0.0}, "positive"),
         ({"seconds": math.nan}, "positive"),
         ({"lease": math.inf}, "positive"),
