@@ -8,7 +8,7 @@ waited for. One ``evaluate`` message tells whether clients evaluate, and with th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, Final
@@ -46,12 +46,20 @@ class Roster:
         Versions of what the clients run on.
     threads : int
         Threads that one client trains with.
+    peers : tuple of (mapping or None), shape (n,)
+        What each node says of its sidecar; None if it has none.
     """
 
     node_ids: tuple[int, ...]
     evaluates: bool
     versions: Mapping[str, str]
     threads: int
+    peers: tuple[Mapping[str, Any] | None, ...] = ()
+
+    @property
+    def in_real_time(self) -> bool:
+        """Whether the nodes gossip by themselves: if any has a sidecar."""
+        return any(peer is not None for peer in self.peers)
 
 
 def call_roll(
@@ -95,14 +103,37 @@ def call_roll(
     rest = [node_id for node_id in ids if node_id not in facts]
     for start in range(0, len(rest), _ROLL):
         facts.update(_ask(grid, rest[start : start + _ROLL], deadline))
-    _check_hosts(facts)
-    some = facts[first[0]]
-    return Roster(
-        node_ids=_order(facts, expected),
+    node_ids = _order(facts, expected)
+    roster = Roster(
+        node_ids=node_ids,
         evaluates=evaluation and _evaluates(grid, first[0], deadline),
-        versions=some["versions"],
-        threads=some["threads"],
+        versions=facts[first[0]]["versions"],
+        threads=facts[first[0]]["threads"],
+        peers=tuple(facts[node_id].get("peer") for node_id in node_ids),
     )
+    if not roster.in_real_time:
+        _check_hosts(facts)
+    return roster
+
+
+def newcomers(
+    grid: GridMeter, known: Collection[int | None], patience: float
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Ask nodes that have registered since who they are; those that do not answer are left out.
+
+    Yields
+    ------
+    int
+        Flower's id.
+    dict
+        What the node says of itself.
+    """
+    for node_id in grid.node_ids():
+        if node_id not in known:
+            try:
+                yield node_id, _ask(grid, [node_id], time.monotonic() + patience)[node_id]
+            except (ConfigurationError, RuntimeFault) as error:
+                log(WARNING, "Flower node %d is left out: %s", node_id, error)
 
 
 def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
@@ -168,7 +199,8 @@ def _check_hosts(facts: Mapping[int, Mapping[str, Any]]) -> None:
             raise RuntimeFault(
                 f"node {fact['node']} (Flower node {node_id}) runs on host {fact['host']!r}, the "
                 f"ServerApp on {here!r}: simulation in virtual time needs shared memory, so all "
-                "its processes must be on one host"
+                "its processes must be on one host. For real machines, give each SuperNode a "
+                "peer-address in its node config"
             )
 
 

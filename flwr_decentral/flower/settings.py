@@ -109,6 +109,14 @@ class Settings:
         Name patterns of tensors that never change.
     setup_timeout : float (default: 300.0)
         Seconds to wait for nodes to register and to answer.
+    segment : float (default: 120.0)
+        In a deployment: seconds from one report of the nodes to the next, about.
+    fetch_average : bool (default: False)
+        In a deployment: whether the nodes send their models at evaluations and at the end, so that
+        the average can be evaluated and returned. Otherwise no model ever leaves the nodes.
+    resume : str (default: "")
+        In a deployment: the name under which nodes keep their models beyond the run, and from which
+        another run goes on.
     """
 
     topology: str | Path | nx.Graph[int] | None = None
@@ -122,6 +130,9 @@ class Settings:
     private_keys: tuple[str, ...] = PRIVATE_BY_DEFAULT
     frozen_keys: tuple[str, ...] = ()
     setup_timeout: float = 300.0
+    segment: float = 120.0
+    fetch_average: bool = False
+    resume: str = ""
 
     def __post_init__(self) -> None:
         _check_types(self, _ARGUMENTS)
@@ -135,6 +146,8 @@ class Settings:
             raise ConfigurationError(
                 f"setup_timeout must be positive and finite, got {self.setup_timeout} s"
             )
+        if not 0 < self.segment < math.inf:
+            raise ConfigurationError(f"segment must be positive and finite, got {self.segment} s")
         if self.evaluate_every < 0:
             raise ConfigurationError(
                 f"evaluate_every counts rounds, 0 or more, got {self.evaluate_every}"
@@ -176,6 +189,9 @@ _ARGUMENTS: Final[Mapping[str, tuple[type, ...]]] = {
     "private_keys": (tuple,),
     "frozen_keys": (tuple,),
     "setup_timeout": _NUMBER,
+    "segment": _NUMBER,
+    "fetch_average": (bool,),
+    "resume": (str,),
 }
 
 
@@ -203,6 +219,9 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "private_keys": str,
     "frozen_keys": str,
     "setup_timeout": (int, float),
+    "segment": (int, float),
+    "fetch_average": bool,
+    "resume": str,
 }
 """What a run-config may hold for each setting."""
 

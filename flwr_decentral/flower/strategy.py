@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import IO, Any, Final
@@ -25,19 +22,18 @@ from flwr.serverapp.strategy import Result
 
 from flwr_decentral.arena import Arena
 from flwr_decentral.core import Algorithm, ConfigurationError, DecentralError, Seeds, from_seconds
-from flwr_decentral.core.algorithm import Topology
-from flwr_decentral.core.conduct import counters
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.topology import build as build_topology
 from flwr_decentral.core.topology import describe as describe_topology
 from flwr_decentral.localsocket import Listener
 from flwr_decentral.ops import choose
-from flwr_decentral.report.results import RunResult, Traffic
+from flwr_decentral.report.results import RunResult
 from flwr_decentral.sim.conditions import Conditions
 from flwr_decentral.sim.engine import Engine
 from flwr_decentral.sim.journal import Journal
 from flwr_decentral.sim.plan import Plan
 
+from .account import Account, Prepared, check_folder
 from .control import Job
 from .dispatch import Dispatcher, MessageDispatcher
 from .evaluation import EvaluateFn, Watcher
@@ -193,7 +189,7 @@ class Decentral:
             raise ConfigurationError(f"num_rounds must be at least 1, got {num_rounds}")
         log(INFO, "Starting decentralized training:")
         self.summary()
-        _check_folder(self.results_dir)
+        check_folder(self.results_dir)
         layout, models = self._lay_out(initial_arrays)
         meter = GridMeter(grid)
         roster = call_roll(
@@ -224,16 +220,28 @@ class Decentral:
             )
             engine = Engine(run.plan, dispatcher, watcher, Journal(transcript))
             begin = time.monotonic()
-            account = _Account(self, run, roster, meter, dispatcher, watcher, engine, begin)
+            account = Account(
+                algorithm=self.algorithm,
+                settings=self.settings,
+                scenario=self.scenario,
+                folder=self.results_dir,
+                prepared=run,
+                roster=roster,
+                meter=meter,
+                dispatcher=dispatcher,
+                watcher=watcher,
+                engine=engine,
+                begin=begin,
+            )
             try:
                 digest = engine.run()
                 self._conclude(engine, watcher)
             except Exception as error:
                 # What was found out until then is not lost, whoever is at fault.
                 why = error if isinstance(error, DecentralError) else repr(error)
-                account.write(result, engine.journal.digest, f"failed: {why}", transcript)
+                account.write(engine.journal.digest, f"failed: {why}", transcript)
                 raise
-            account.write(result, digest, "completed", transcript)
+            result.run, result.files = account.write(digest, "completed", transcript)
         self._say_goodbye(result)
         return result
 
@@ -253,7 +261,7 @@ class Decentral:
 
     def _prepare(
         self, layout: Layout, models: Mapping[str, Any], nodes: int, num_rounds: int
-    ) -> _Prepared:
+    ) -> Prepared:
         """Work out everything that decides the run."""
         settings = self.settings
         seeds = Seeds(settings.seed)
@@ -283,7 +291,7 @@ class Decentral:
             duration=duration,
             barrier_every=self._barrier_every(rounds, duration, conditions),
         )
-        return _Prepared(plan, private.tobytes(), topology)
+        return Prepared(plan, private.tobytes(), topology)
 
     def _barrier_every(
         self, rounds: int | None, duration: int | None, conditions: Conditions
@@ -301,7 +309,7 @@ class Decentral:
         self,
         meter: GridMeter,
         roster: Roster,
-        run: _Prepared,
+        run: Prepared,
         train_config: Mapping[str, Any],
         timeout: float,
     ) -> Iterator[Dispatcher]:
@@ -377,101 +385,6 @@ class Decentral:
         for path in result.files:
             log(INFO, "results: %s", path)
         log(INFO, "digest: %s", result.run.digest)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """What a run needs besides its clients."""
-
-    plan: Plan
-    private: bytes
-    topology: Topology
-
-
-@dataclass(frozen=True)
-class _Account:
-    """Where the numbers of a result come from."""
-
-    strategy: Decentral
-    prepared: _Prepared
-    roster: Roster
-    meter: GridMeter
-    dispatcher: Dispatcher
-    watcher: Watcher
-    engine: Engine
-    begin: float
-
-    def write(
-        self, result: DecentralResult, digest: str, status: str, transcript: IO[str] | None
-    ) -> None:
-        """Put the result together and write its files."""
-        result.run = self._result(digest, status)
-        folder = self.strategy.results_dir
-        name = _free_name(folder, result.run.name)
-        result.files = result.run.write(folder, name)
-        if transcript is not None:
-            transcript.flush()
-            path = folder / f"{name}.transcript"
-            os.replace(transcript.name, path)
-            result.files.append(path)
-
-    def _result(self, digest: str, status: str) -> RunResult:
-        engine, settings, plan = self.engine, self.strategy.settings, self.prepared.plan
-        traffic, tallies = engine.traffic, engine.tallies
-        staleness = tallies.get("staleness")
-        return RunResult(
-            algorithm=self.strategy.algorithm.name,
-            parameters=self.strategy.algorithm.parameters,
-            topology=str(self.prepared.topology.graph.get("name") or "graph"),
-            scenario=self.strategy.scenario.to_mapping(),
-            seed=settings.seed,
-            nodes=len(engine.machines),
-            rounds=plan.rounds or engine.rounds_done // len(engine.machines),
-            virtual_time_s=engine.now / 1e9,
-            wall_time_s=time.monotonic() - self.begin,
-            digest=digest,
-            evaluations=self.watcher.ledger.evaluations,
-            bytes=Traffic(
-                sent=traffic.sent,
-                useful=max(0, traffic.sent - engine.wasted_bytes),
-                wasted=engine.wasted_bytes,
-                dropped=traffic.dropped,
-            ),
-            grid_array_bytes=self.meter.array_bytes,
-            counters=counters(tallies),  # type: ignore[arg-type]
-            staleness_mean=staleness.total / staleness.count if staleness else None,
-            idle_share=engine.idle_share,
-            train_failures=tallies["training-failed"].count,
-            lost_tasks=self.dispatcher.lost.total,
-            layout_hash=plan.layout.hash,
-            dispatch=self.dispatcher.name,
-            versions={
-                **self.roster.versions,
-                "serverapp-python": platform.python_version(),
-                "flwr-decentral": version("flwr-decentral"),
-            },
-            threads=self.roster.threads,
-            status=status,
-        )
-
-
-def _check_folder(folder: Path) -> None:
-    """Find out before the run, and not after it, that results cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"results cannot be written to {folder}: {error.strerror}; name another folder with "
-            "results-dir"
-        ) from error
-
-
-def _free_name(folder: Path, name: str) -> str:
-    """Find a name that no result has: the same run may be done again, and looked at otherwise."""
-    names = (name, *(f"{name}-{number}" for number in range(2, 10_000)))
-    return next(free for free in names if not (folder / f"{free}.json").exists())
 
 
 def _guarded(evaluate_fn: EvaluateFn) -> EvaluateFn:
