@@ -22,7 +22,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo test test-unit test-flower lint bench clean
+.PHONY: help install demo test test-unit test-slow test-flower lint bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -47,15 +47,18 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 demo: $(STAMP) ## run the digits app with several algorithms and compare them
 	@"$(BIN)/python" tools/demo.py
 
-test: test-unit test-flower ## run all tests: the quick ones, then the slow ones and the engine's
+test: test-unit test-slow test-flower ## run all tests: quick ones, slow ones, Flower's engine's
 
 test-unit: $(STAMP) ## run the quick tests, which need no engine: the same as plain `pytest`, on all cores
 	@"$(BIN)/python" -m pytest -q -n auto --dist worksteal $(ARGS)
 
+test-slow: $(STAMP) ## run the slow tests that need no engine, on all cores
+	@"$(BIN)/python" -m pytest -q -n auto --dist worksteal -m "slow and not flower" $(ARGS)
+
 # Flower keeps its settings, logs and database in FLWR_HOME: the user's own are left alone.
 test-flower: export FLWR_HOME := $(CURDIR)/.cache/flwr
-test-flower: $(STAMP) ## run the slow tests and those on Flower's Simulation Engine
-	@"$(BIN)/python" -m pytest -q -m "flower or slow" $(ARGS)
+test-flower: $(STAMP) ## run the tests on Flower's Simulation Engine and on deployments
+	@"$(BIN)/python" -m pytest -q -m flower $(ARGS)
 
 lint: $(STAMP) ## check format, style, types and floors
 	@rc=0; \
