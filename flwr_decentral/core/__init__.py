@@ -29,7 +29,14 @@ from .events import (
     TrainDone,
     TrainFailed,
 )
-from .fragments import Interleaved, Layerwise, Partition, Rotation, default_granularity
+from .fragments import (
+    Contiguous,
+    Interleaved,
+    Layerwise,
+    Partition,
+    Rotation,
+    default_granularity,
+)
 from .layout import Layout
 from .mailbox import Letter, Mailbox
 from .message import HEADER_BYTES, Message, Vector
@@ -48,6 +55,7 @@ __all__ = [
     "Capabilities",
     "Command",
     "ConfigurationError",
+    "Contiguous",
     "DecentralError",
     "DropQueued",
     "Event",

@@ -27,6 +27,8 @@ last. It needs index lists of eight bytes a coordinate and is kept for compariso
 
 **Interleaved**. Coordinate p belongs to fragment ``p mod F``: for two fragments, the even and the
 odd coordinates.
+
+**Contiguous**. Fragment k holds the coordinates from ``k * D // F`` up to ``(k + 1) * D // F``.
 """
 
 from __future__ import annotations
@@ -286,6 +288,51 @@ class Interleaved(Partition):
     def fragment_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Look up the fragments of coordinates."""
         return np.asarray(index, dtype=np.int64) % self.fragments
+
+
+@dataclass(frozen=True)
+class Contiguous(Partition):
+    """Cut the vector into runs of equal length, or of one coordinate more.
+
+    Parameters
+    ----------
+    size : int
+        Length of the vector, D.
+    fragments : int
+        Number of fragments, 1 to D.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are more fragments than coordinates.
+
+    Examples
+    --------
+    >>> [Contiguous(5, 2).indices(fragment).tolist() for fragment in range(2)]
+    [[0, 1], [2, 3, 4]]
+    """
+
+    size: int
+    fragments: int
+
+    def __post_init__(self) -> None:
+        _check_fragments(self.size, self.fragments)
+
+    def span(self, fragment: int) -> slice:
+        """Tell where a fragment lies."""
+        self._check(fragment)
+        start, stop = fragment * self.size, (fragment + 1) * self.size
+        return slice(start // self.fragments, stop // self.fragments)
+
+    def length(self, fragment: int) -> int:
+        """Count the coordinates of a fragment."""
+        span = self.span(fragment)
+        return int(span.stop - span.start)
+
+    def indices(self, fragment: int) -> NDArray[np.int64]:
+        """List the coordinates of a fragment in payload order."""
+        span = self.span(fragment)
+        return np.arange(span.start, span.stop, dtype=np.int64)
 
 
 def _check_range(name: str, value: int) -> None:

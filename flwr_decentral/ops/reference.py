@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_decentral.core.fragments import Interleaved, Partition, Rotation
+from flwr_decentral.core.fragments import Contiguous, Interleaved, Partition, Rotation
 
 from .contract import Piece, Vector
 
@@ -158,6 +158,8 @@ class Reference:
 def _where(partition: Partition, fragment: int) -> NDArray[np.int64] | slice:
     if isinstance(partition, Interleaved) and 0 <= fragment < partition.fragments:
         return slice(fragment, None, partition.fragments)
+    if isinstance(partition, Contiguous):
+        return partition.span(fragment)
     return partition.indices(fragment)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flwr_decentral.core import (
     ConfigurationError,
+    Contiguous,
     Interleaved,
     Layerwise,
     Rotation,
@@ -305,3 +306,23 @@ def test_a_bad_interleaved_partition_is_refused():
         Interleaved(1, 2)
     with pytest.raises(ValueError, match="fragment 2 is not in 0..1"):
         Interleaved(4, 2).indices(2)
+
+
+@pytest.mark.parametrize(("size", "fragments"), [(1, 1), (2, 2), (7, 2), (7, 3), (64, 5)])
+def test_contiguous_cuts_runs_of_about_equal_length(size, fragments):
+    partition = Contiguous(size, fragments)
+    cut = [partition.indices(k) for k in range(fragments)]
+    assert np.concatenate(cut).tolist() == list(range(size))
+    lengths = [len(indices) for indices in cut]
+    assert max(lengths) - min(lengths) <= 1
+    for k, indices in enumerate(cut):
+        assert partition.length(k) == len(indices)
+        assert set(partition.fragment_of(indices).tolist()) == {k}
+
+
+def test_a_bad_contiguous_partition_is_refused():
+    with pytest.raises(ConfigurationError, match="set fragments to at most 1"):
+        Contiguous(1, 2)
+    for fragment in (-1, 2):
+        with pytest.raises(ValueError, match="is not in 0..1"):
+            Contiguous(4, 2).indices(fragment)

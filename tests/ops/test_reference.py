@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flwr_decentral.core import Interleaved, Layerwise, Rotation
+from flwr_decentral.core import Contiguous, Interleaved, Layerwise, Rotation
 from flwr_decentral.ops import Piece, available, choose
 
 some = settings(
@@ -42,11 +42,11 @@ def partitions(draw):
     edges = [1, granularity, group - 1, group, group + 1, 2 * group + granularity + 1]
     size = max(1, draw(st.one_of(st.sampled_from(edges), st.integers(1, 600))))
     fragments, seed = min(fragments, size), draw(st.integers(0, 2**32))
-    kind = draw(st.sampled_from((Rotation, Layerwise, Interleaved)))
+    kind = draw(st.sampled_from((Rotation, Layerwise, Interleaved, Contiguous)))
     if kind is Rotation:
         return Rotation(size, fragments, granularity, seed)
-    if kind is Interleaved:
-        return Interleaved(size, fragments)
+    if kind in (Interleaved, Contiguous):
+        return kind(size, fragments)
     cut = draw(st.integers(0, size))
     return Layerwise([cut, size - cut], fragments, seed)
 
@@ -190,7 +190,9 @@ class TestPack:
         assert bits(again) == bits(x)
         assert all(not np.shares_memory(again, payload) for payload in payloads)
 
-    @pytest.mark.parametrize("partition", [Rotation(100, 4, 8), Interleaved(100, 4)])
+    @pytest.mark.parametrize(
+        "partition", [Rotation(100, 4, 8), Interleaved(100, 4), Contiguous(100, 4)]
+    )
     def test_only_all_fragments_make_a_vector(self, ops, partition):
         payloads = ops.pack_all(np.ones(100, np.float32), partition)
         short = [*payloads[:3], payloads[3][:-1]]
@@ -206,7 +208,8 @@ class TestPack:
             assert bits(payload) == patterns[partition.indices(k)].tolist()
 
     @pytest.mark.parametrize(
-        "partition", [Rotation(100, 4, 8), Layerwise([60, 40], 4), Interleaved(100, 4)]
+        "partition",
+        [Rotation(100, 4, 8), Layerwise([60, 40], 4), Interleaved(100, 4), Contiguous(100, 4)],
     )
     def test_what_does_not_fit_is_refused(self, ops, partition):
         for size in (99, 101, 104, 1):
