@@ -86,6 +86,7 @@ class _Node:
     failures: int = 0
     busy_ns: int = 0
     timers: dict[str, int] = field(default_factory=dict)
+    cut: set[int] = field(default_factory=set)
 
 
 class Observer:
@@ -401,7 +402,7 @@ class Engine:
 
     def _send(self, node: int, to: int, message: Message) -> None:
         check_send(self.plan.algorithm.name, self.plan.topology, node, to)
-        if self._reachable(node, to):
+        if self._reachable(node, to) and to not in self._nodes[node].cut:
             self._links.queue(node, to, message)
         else:
             self.traffic.dropped += message.nbytes
@@ -506,14 +507,17 @@ class Engine:
 
     def _come_back(self, node: int) -> None:
         """Let a node that was down see its links break and be made again."""
-        self._nodes[node].up = True
-        if not self._nodes[node].started:
+        state, machine = self._nodes[node], self.machines[node]
+        state.up = True
+        if not state.started:
             self._start(node)
             return
-        machine = self.machines[node]
+        # No link is what it was before, also those that the machine has yet to hear of.
+        state.cut = set(machine.site.neighbors)
         for peer in sorted(machine.up):
             self._lose(node, peer)
         for peer in machine.site.neighbors:
+            state.cut.discard(peer)
             if self._reachable(node, peer):
                 self._step(node, PeerUp(at=self.now, peer=peer), f"U {peer}")
 
