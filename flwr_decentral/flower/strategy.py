@@ -7,6 +7,7 @@ parameter of the model: the initial model goes into shared memory, and so does e
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -27,19 +28,24 @@ from flwr_decentral.core.topology import build as build_topology
 from flwr_decentral.core.topology import describe as describe_topology
 from flwr_decentral.localsocket import Listener
 from flwr_decentral.ops import choose
+from flwr_decentral.plugins import installed
 from flwr_decentral.report.results import RunResult
 from flwr_decentral.sim.conditions import Conditions
 from flwr_decentral.sim.engine import Engine
 from flwr_decentral.sim.journal import Journal
+from flwr_decentral.sim.parts import Network
 from flwr_decentral.sim.plan import Plan
+from flwr_decentral.sim.scenario import Scenario
 
-from .account import Account, Prepared, check_folder
+from .account import Account, Prepared, check_folder, free_name
 from .control import Job
 from .dispatch import Dispatcher, MessageDispatcher
 from .evaluation import EvaluateFn, Watcher
 from .grid import GridMeter
 from .ledger import Ledger
+from .mission import Mission
 from .packed import PackedDispatcher
+from .realtime import lead
 from .records import pack_layout, to_numpy
 from .roster import Roster, call_roll
 from .settings import FedAvgOptions, Resolved, Settings, find_in_app, resolve
@@ -204,6 +210,12 @@ class Decentral:
         if evaluate is not None and (record := evaluate(0, initial_arrays)) is not None:
             log(INFO, "Initial model: %s", dict(record))
             result.evaluate_metrics_serverapp[0] = record
+        if roster.in_real_time:
+            mission = self._mission(
+                run, initial_arrays, timeout, train_config, evaluate_config, evaluate
+            )
+            self._lead(mission, meter, roster, result)
+            return result
         with (
             self._dispatcher(meter, roster, run, train_config or {}, timeout) as dispatcher,
             self._transcript() as transcript,
@@ -350,6 +362,65 @@ class Decentral:
         with path.open("w") as file:
             yield file
         path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------ real time
+
+    def _mission(
+        self,
+        run: Prepared,
+        initial_arrays: ArrayRecord,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Mission:
+        """Work out what the sidecars are to be told."""
+        plugin = installed().get(self.algorithm.name)
+        if plugin is None:
+            raise ConfigurationError(
+                f"{self.algorithm.name} is not installed as a package: in a deployment the "
+                "sidecars run the algorithm, so its wheel must be on every node and here"
+            )
+        if evaluate_fn is not None and not self.settings.fetch_average:
+            log(
+                WARNING,
+                "evaluate_fn is called on the initial model only: no model leaves the nodes. Set "
+                "fetch_average to have them send their models here to be averaged",
+            )
+        uplink = self.scenario.network.uplink
+        if self.scenario != Scenario(network=Network(uplink=uplink)):
+            log(
+                WARNING,
+                "Real machines are not emulated: of the scenario only network.uplink holds.",
+            )
+        return Mission(
+            algorithm=self.algorithm,
+            version=plugin.version,
+            topology=run.topology,
+            layout=run.plan.layout,
+            initial=initial_arrays,
+            settings=self.settings,
+            options=self.options,
+            rounds=run.plan.rounds,
+            patience=timeout,
+            train_config=train_config or {},
+            evaluate_config=evaluate_config or {},
+            evaluate_fn=evaluate_fn,
+            uplink=uplink if isinstance(uplink, float) else math.inf,
+        )
+
+    def _lead(
+        self, mission: Mission, meter: GridMeter, roster: Roster, result: DecentralResult
+    ) -> None:
+        """Lead a run in real time, and write its result."""
+        outcome = lead(mission, meter, roster, result)
+        result.run = outcome.result
+        result.files = result.run.write(
+            self.results_dir, free_name(self.results_dir, result.run.name)
+        )
+        if outcome.error is not None:
+            raise outcome.error
+        self._say_goodbye(result)
 
     # ------------------------------------------------------------------------------ after
 

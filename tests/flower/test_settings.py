@@ -35,6 +35,9 @@ SOURCES = [
     ("private_keys", "a,b", ("c",)),
     ("frozen_keys", "a, b", ("c",)),
     ("setup_timeout", 10.0, 20.0),
+    ("segment", 10.0, 20.0),
+    ("fetch_average", True, False),
+    ("resume", "one", "two"),
 ]
 
 
@@ -264,6 +267,10 @@ def test_a_file_that_is_not_in_the_bundle_is_named(app_folder):
         {"min_train_nodes": "2"},
         {"train_metrics_aggr_fn": 3},
         {"setup_timeout": -1},
+        {"segment": 0},
+        {"segment": float("inf")},
+        {"resume": 3},
+        {"fetch_average": 1},
     ],
     ids=str,
 )

@@ -1,0 +1,499 @@
+"""The ServerApp side of real time: nodes gossip through their sidecars, segment by segment.
+
+A *segment* is one long ``train`` message to each node; its reply carries metrics. Between segments
+the nodes evaluate, and nodes that have gone or come back are noticed. The ServerApp bootstraps and
+keeps the books: it holds no model, and no parameter passes through it, the initial model aside and,
+if that is asked for, the models of the end.
+
+A node is known by its partition-id and, with TLS, by its certificate; Flower's node ids change each
+time a SuperNode starts. A node that does not answer is away until it registers again; its neighbors
+notice by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from importlib.metadata import version
+from logging import INFO, WARNING
+from typing import Any, Final
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Result
+
+from flwr_decentral.channel.orders import Order
+from flwr_decentral.channel.roster import Roster as PeerRoster
+from flwr_decentral.core import (
+    ConfigurationError,
+    DecentralError,
+    RuntimeFault,
+    Seeds,
+)
+from flwr_decentral.core.seeds import RUN
+from flwr_decentral.report.results import Count, Evaluation, RunResult, Traffic
+
+from .control import CONTROL, PROTOCOL, reported_error
+from .evaluation import average_private
+from .grid import GridMeter
+from .ledger import Ledger, describe
+from .mission import Mission
+from .records import array_bytes, decode, to_numpy, to_record
+from .roster import Roster, newcomers
+
+_POLL: Final = 0.2
+_MOST_ROUNDS: Final = 2**31 - 1
+_MARGIN: Final = 60.0
+"""Seconds that Flower may take to bring a message to a node and its reply back."""
+
+
+@dataclass
+class Seat:
+    """A node of the run.
+
+    Attributes
+    ----------
+    index : int
+        Its node index.
+    node_id : int or None
+        What Flower calls it now; None while it is away.
+    primed : bool
+        Whether its sidecar holds a model of this run.
+    round : int
+        The rounds that are past for it.
+    report : dict
+        What its sidecar has counted since it was primed.
+    digest : str
+        The hash of its model after its last segment.
+    """
+
+    index: int
+    node_id: int | None
+    primed: bool = False
+    round: int = 0
+    report: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
+
+
+class RealTime:
+    """Lead a run. See the head of :mod:`flwr_decentral.flower.realtime`.
+
+    Parameters
+    ----------
+    mission : Mission
+        What to do.
+    meter : GridMeter
+        The grid.
+    roster : Roster
+        Who answered the roll.
+    ledger : Ledger
+        Where metrics are gathered.
+
+    Raises
+    ------
+    ConfigurationError
+        If the nodes cannot be connected as the topology says.
+    """
+
+    def __init__(self, mission: Mission, meter: GridMeter, roster: Roster, ledger: Ledger) -> None:
+        self.mission, self.meter, self.ledger = mission, meter, ledger
+        self.run_id = secrets.token_hex(8)
+        self.evaluates = roster.evaluates
+        self.seats = [Seat(index, node_id) for index, node_id in enumerate(roster.node_ids)]
+        self.peers = PeerRoster.from_records(
+            [_record(index, peer) for index, peer in enumerate(roster.peers)],
+            mission.topology.edges,
+        )
+        self.epoch = 0
+        self.initial_bytes = 0
+        self._begin = time.monotonic()
+        self._pace: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._begin
+
+    @property
+    def done(self) -> int:
+        """The rounds that are past for all nodes that are there."""
+        return min(seat.round for seat in self._present())
+
+    @property
+    def progress(self) -> int:
+        """The rounds that are past on average, rounded down."""
+        present = self._present()
+        return sum(seat.round for seat in present) // len(present)
+
+    def run(self) -> None:
+        """Train to the end, and evaluate.
+
+        Raises
+        ------
+        DecentralError
+            If the run fails. It names the node at fault.
+        """
+        every = self._evaluate_every()
+        following = every
+        while not self._is_over():
+            self._segment(following)
+            self._recruit()
+            if self.progress >= following or self._is_over():
+                self._evaluate()
+                following = self.progress + every
+        self.ledger.finish()
+
+    def fetch_average(self) -> ArrayRecord:
+        """Have every node send its model, once, and average them."""
+        vectors, privates = [], []
+        for _, content in self._evaluations(self._present(), "fetch"):
+            record = content.array_records["model"]
+            vector, private = self.mission.layout.flatten(to_numpy(record))
+            vectors.append(vector.astype(np.float64))
+            privates.append(private)
+        if not vectors:
+            raise RuntimeFault("no node has sent its model to be averaged")
+        mean = np.mean(vectors, axis=0).astype(np.float32)
+        layout = self.mission.layout
+        return to_record(layout.unflatten(mean, average_private(layout, privates)))
+
+    def digest(self) -> str:
+        """Hash the digests of all models."""
+        state = blake2b(digest_size=16, person=b"flwrd-models")
+        for seat in self.seats:
+            state.update(f"{seat.index} {seat.digest}\n".encode())
+        return state.hexdigest()
+
+    def summarize(self, roster: Roster, status: str) -> RunResult:
+        """Put the result together."""
+        mission, reports = self.mission, [seat.report for seat in self.seats]
+
+        def total(name: str) -> int:
+            return int(sum(report.get(name, 0) for report in reports))
+
+        wasted = total("bytes-wasted")
+        idle = [report["idle-share"] for report in reports if "idle-share" in report]
+        stale = [report["staleness-mean"] for report in reports if "staleness-mean" in report]
+        return RunResult(
+            algorithm=mission.algorithm.name,
+            parameters=mission.algorithm.parameters,
+            topology=str(mission.topology.graph.get("name") or "graph"),
+            scenario={},
+            seed=mission.settings.seed,
+            nodes=len(self.seats),
+            rounds=mission.rounds or min(seat.round for seat in self.seats),
+            virtual_time_s=self.elapsed,
+            wall_time_s=self.elapsed,
+            digest=self.digest(),
+            evaluations=self.ledger.evaluations,
+            bytes=Traffic(
+                sent=total("bytes-sent"),
+                useful=max(0, total("bytes-received") - wasted),
+                wasted=wasted,
+                dropped=total("bytes-dropped"),
+            ),
+            grid_array_bytes=self.meter.array_bytes - self.initial_bytes,
+            counters=_counters(reports),
+            staleness_mean=sum(stale) / len(stale) if stale else None,
+            idle_share=sum(idle) / len(idle) if idle else None,
+            train_failures=total("failed-rounds"),
+            lost_tasks=total("training-lost-count"),
+            layout_hash=mission.layout.hash,
+            dispatch="sidecar",
+            versions={
+                **roster.versions,
+                "serverapp-python": platform.python_version(),
+                "flwr-decentral": version("flwr-decentral"),
+            },
+            threads=roster.threads,
+            status=status,
+        )
+
+    # ------------------------------------------------------------------------------ segments
+
+    def _evaluate_every(self) -> int:
+        if self.mission.settings.evaluate_every:
+            return self.mission.settings.evaluate_every
+        return max(1, (self.mission.rounds or 10) // 10)
+
+    def _is_over(self) -> bool:
+        duration = self.mission.settings.duration
+        if duration is not None:
+            return self.elapsed >= duration
+        return self.mission.rounds is not None and self.done >= self.mission.rounds
+
+    def _present(self) -> list[Seat]:
+        present = [seat for seat in self.seats if seat.node_id is not None]
+        if not present:
+            raise RuntimeFault(
+                f"none of the {len(self.seats)} nodes answers any more: look at their SuperNodes' "
+                "logs"
+            )
+        return present
+
+    def _limits(self, following: int) -> tuple[int, float]:
+        """Tell how many rounds and how many seconds the next segment has at most.
+
+        Lockstep ends at a round, or some would wait for others that have ended; how many rounds
+        that are follows from how long they took so far. Nobody else stops for an evaluation.
+        """
+        settings, most = self.mission.settings, self.mission.rounds or _MOST_ROUNDS
+        seconds = settings.segment
+        if settings.duration is not None:
+            seconds = min(seconds, max(settings.duration - self.elapsed, 1.0))
+        if not self.mission.algorithm.capabilities.synchronous:
+            return most, seconds
+        rounds = 1 if self._pace is None else max(1, int(seconds / max(self._pace, 1e-3)))
+        return min(most, following, self.done + rounds), math.inf
+
+    def _segment(self, following: int) -> None:
+        """Let every node train for a segment, and gather what they report."""
+        until, seconds = self._limits(following)
+        before, begin = self.progress, time.monotonic()
+        length = min(seconds, self.mission.settings.segment)
+        deadline = begin + length + self.mission.patience + _MARGIN
+        waiting = {}
+        for seat in self._present():
+            waiting[self._order(seat, until, seconds, deadline - begin)] = seat
+        for seat, reply in self._replies(waiting, deadline, "its segment"):
+            self._take_report(seat, reply)
+        if (rounds := self.progress - before) > 0:
+            self._pace = (time.monotonic() - begin) / rounds
+        log(
+            INFO,
+            "[%.0f s] rounds %d%s, %d of %d nodes, %.3g MB sent",
+            self.elapsed,
+            self.progress,
+            f"/{self.mission.rounds}" if self.mission.rounds else "",
+            len(self._present()),
+            len(self.seats),
+            sum(seat.report.get("bytes-sent", 0) for seat in self.seats) / 1e6,
+        )
+
+    def _order(self, seat: Seat, until: int, seconds: float, allowed: float) -> str:
+        mission = self.mission
+        order = Order(
+            run=self.run_id,
+            resume=mission.settings.resume,
+            epoch=self.epoch,
+            index=seat.index,
+            roster=self.peers,
+            algorithm=mission.algorithm.name,
+            version=mission.version,
+            parameters=mission.algorithm.parameters,
+            layout=mission.layout.hash,
+            seed=mission.settings.seed,
+            after=0 if seat.primed else self.done,
+            until=max(until, seat.round),
+            seconds=seconds,
+            lease=allowed + mission.patience,
+            uplink=mission.uplink,
+        )
+        content = RecordDict(
+            {mission.options.configrecord_key: ConfigRecord(dict(mission.train_config))}
+        )
+        if not seat.primed:
+            content[mission.options.arrayrecord_key] = mission.initial
+        message = self._message(
+            seat, MessageType.TRAIN, content, do="segment", order=order.to_json()
+        )
+        if not seat.primed:
+            self.initial_bytes += array_bytes([message])
+        return self.meter.push(message)
+
+    def _message(
+        self, seat: Seat, message_type: str, content: RecordDict, **control: Any
+    ) -> Message:
+        mission = self.mission
+        content[CONTROL] = ConfigRecord(
+            {
+                "protocol": PROTOCOL,
+                "arrays-key": mission.options.arrayrecord_key,
+                "config-key": mission.options.configrecord_key,
+                "private-keys": list(mission.settings.private_keys),
+                "frozen-keys": list(mission.settings.frozen_keys),
+                "patience": mission.patience,
+                "run": self.run_id,
+                **control,
+            }
+        )
+        assert seat.node_id is not None
+        return Message(content, seat.node_id, message_type)
+
+    def _take_report(self, seat: Seat, reply: Message) -> None:
+        if error := reported_error(reply.content):
+            raise RuntimeFault(f"node {seat.index} has failed:\n{error}")
+        control = reply.content.config_records[CONTROL]
+        if control.get("unprimed", False):
+            log(
+                WARNING,
+                "The sidecar of node %d holds no model of this run; it begins anew.",
+                seat.index,
+            )
+            seat.primed, seat.digest = False, ""
+            return
+        report = json.loads(str(control["report"]))
+        seat.primed, seat.round, seat.digest = True, report["round"], report["digest"]
+        seat.report = report["counted"]
+        rounds: Any = control["rounds"]
+        contents: Any = control["contents"]
+        for round, content in zip(rounds, contents, strict=True):
+            self.ledger.trained(round, decode(content))
+
+    def _replies(
+        self, waiting: dict[str, Seat], deadline: float, what: str
+    ) -> Iterator[tuple[Seat, Message]]:
+        """Yield replies as they come; whoever does not answer is away from then on."""
+        while waiting and time.monotonic() < deadline:
+            for reply in self.meter.pull(waiting):
+                seat = waiting.pop(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    self._lose(seat, f"{what} ended with {reply.error.reason}")
+                else:
+                    yield seat, reply
+            if waiting:
+                time.sleep(_POLL)
+        for seat in waiting.values():
+            self._lose(seat, f"{what} did not end in time")
+
+    def _lose(self, seat: Seat, why: str) -> None:
+        log(WARNING, "Node %d (Flower node %s) is away: %s", seat.index, seat.node_id, why)
+        seat.node_id = None
+
+    def _recruit(self) -> None:
+        """Let nodes take their seats again that have registered anew."""
+        away = {seat.index: seat for seat in self.seats if seat.node_id is None}
+        if not away:
+            return
+        taken = {seat.node_id for seat in self.seats}
+        for node_id, facts in newcomers(self.meter, taken, _MARGIN):
+            seat = away.pop(facts["node"], None)
+            if seat is None:
+                log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
+                continue
+            records = self.peers.records()
+            records[seat.index] = _record(seat.index, facts.get("peer"))
+            if records != self.peers.records():
+                self.peers = PeerRoster.from_records(records, self.peers.edges)
+                self.epoch += 1
+            seat.node_id = node_id  # its sidecar says whether it still holds its model
+            log(INFO, "Node %d is back, as Flower node %d.", seat.index, node_id)
+
+    # ------------------------------------------------------------------------------ evaluation
+
+    def _evaluate(self) -> None:
+        present = {seat.index: seat for seat in self._present() if seat.primed}
+        chosen = self.ledger.choose(self.progress) if self.evaluates else []
+        seats = [present[index] for index in chosen if index in present]
+        replies = {}
+        for seat, content in self._evaluations(seats, "evaluate-own"):
+            if error := reported_error(content):
+                log(WARNING, "Evaluation failed on node %d:\n%s", seat.index, error)
+            else:
+                replies[seat.index] = content
+        round = self.progress
+        metrics = self.ledger.evaluated(round, replies)
+        averaged = {}
+        if self.mission.settings.fetch_average and self.mission.evaluate_fn is not None:
+            record = self.mission.evaluate_fn(round, self.fetch_average())
+            averaged = self.ledger.evaluated_average(round, record)
+        evaluation = Evaluation(
+            virtual_time_s=self.elapsed,
+            round=round,
+            metrics=metrics,
+            averaged=averaged,
+            consensus_distance=math.nan,
+        )
+        self.ledger.evaluations.append(evaluation)
+        log(INFO, "[%.0f s] round %d | %s", self.elapsed, round, describe(evaluation))
+
+    def _evaluations(self, seats: list[Seat], do: str) -> Iterator[tuple[Seat, RecordDict]]:
+        key = self.mission.options.configrecord_key
+        seed = self.ledger.seeds.number(RUN, "evaluate", self.progress)
+        waiting = {}
+        for seat in seats:
+            content = RecordDict({key: ConfigRecord(dict(self.mission.evaluate_config))})
+            message = self._message(
+                seat,
+                MessageType.EVALUATE,
+                content,
+                do=do,
+                node=seat.index,
+                round=seat.round,
+                seed=(seed + seat.index) % 2**31,
+            )
+            waiting[self.meter.push(message)] = seat
+        deadline = time.monotonic() + self.mission.patience + _MARGIN
+        for seat, reply in self._replies(waiting, deadline, "its evaluation"):
+            yield seat, reply.content
+
+
+def lead(mission: Mission, meter: GridMeter, roster: Roster, result: Result) -> Outcome:
+    """Lead a run to its end, and put its result together.
+
+    An error that ends the run is in the outcome, beside what was found out until then.
+    """
+    ledger = Ledger(mission.options, Seeds(mission.settings.seed), len(roster.node_ids), result)
+    run = RealTime(mission, meter, roster, ledger)
+    status = "completed"
+    error: Exception | None = None
+    try:
+        run.run()
+        if mission.settings.fetch_average:
+            result.arrays = run.fetch_average()
+    except Exception as caught:  # noqa: BLE001 - what was found out until then is not lost
+        why = caught if isinstance(caught, DecentralError) else repr(caught)
+        status, error = f"failed: {why}", caught
+    return Outcome(run.summarize(roster, status), error)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    result : RunResult
+        What was found out.
+    error : Exception or None
+        What ended it before its time.
+    """
+
+    result: RunResult
+    error: Exception | None
+
+
+def _counters(reports: list[dict[str, float]]) -> dict[str, Count]:
+    """Add up what machines and pumps have reported."""
+    counters: dict[str, Count] = {}
+    for report in reports:
+        for key, count in report.items():
+            name = key.removesuffix("-count")
+            if name != key:
+                entry = counters.setdefault(name, Count(count=0, total=0.0, nbytes=0))
+                entry["count"] += int(count)
+                entry["total"] += count * report.get(f"{name}-mean", 0.0)
+    return dict(sorted(counters.items()))
+
+
+def _record(index: int, peer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write what a node said of its sidecar as a record of the peers' roster."""
+    if peer is None:
+        raise ConfigurationError(
+            f"node {index} has no peer-address, peer-listen or peer-socket in its node config, and "
+            "others have: give every SuperNode of the run a sidecar"
+        )
+    if error := peer.get("error"):
+        raise ConfigurationError(f"the sidecar of node {index} is not ready: {error}")
+    return {
+        "index": index,
+        "address": str(peer.get("address", "")),
+        "fingerprint": str(peer.get("fingerprint", "")),
+    }

@@ -1,0 +1,294 @@
+"""The ServerApp side of real time, before nodes whose sidecars are played by this file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from flwr_decentral.channel.orders import Order
+from flwr_decentral.core import ConfigurationError, RuntimeFault
+from flwr_decentral.core.layout import Layout
+from flwr_decentral.core.transcript import vector_digest
+from flwr_decentral.flower import mod, realtime
+from flwr_decentral.flower.control import CONTROL, dump_facts
+from flwr_decentral.flower.records import encode, to_numpy, to_record
+
+from .toys import ZEROS, federate, make_client
+from .watching import CountingGrid
+
+NODES = 4
+
+
+@dataclass
+class Play:
+    """All sidecars: each adds 1 to its model in a round, and gossips with nobody."""
+
+    failures: dict[tuple[int, int], str] = field(default_factory=dict)
+    peer: dict[int, dict | None] = field(default_factory=dict)
+    models: dict[int, np.ndarray] = field(default_factory=dict)
+    rounds: dict[int, int] = field(default_factory=dict)
+    orders: defaultdict[int, list[Order]] = field(default_factory=lambda: defaultdict(list))
+    given: Counter = field(default_factory=Counter)
+    config: dict = field(default_factory=dict)
+
+    def __call__(self, msg, context, call_next):
+        node = int(context.node_config["partition-id"])
+        control = msg.content.config_records[CONTROL]
+        content = getattr(self, str(control["do"]).replace("-", "_"))(node, msg, control)
+        return Message(content, reply_to=msg)
+
+    def hello(self, node, msg, control):
+        default = {"address": f"127.0.0.1:{7000 + node}", "fingerprint": f"{node + 1:064x}"}
+        facts = {
+            "node": node,
+            "nodes": NODES,
+            "host": mod.host_identity() if node == 0 else f"host {node}",
+            "versions": {"python": "3"},
+            "threads": 1,
+            "peer": self.peer.get(node, default),
+        }
+        return RecordDict({CONTROL: ConfigRecord({"facts": dump_facts(facts)})})
+
+    def segment(self, node, msg, control):
+        order = Order.from_json(control["order"])
+        self.orders[node].append(order)
+        assert order.index == node
+        failure = self.failures.pop((node, len(self.orders[node])), "")
+        if failure == "dies":
+            raise SystemError("killed")
+        if failure == "forgets":
+            self.models.pop(node, None)
+        elif failure:
+            return RecordDict({CONTROL: ConfigRecord({"error": failure})})
+        if "arrays" in msg.content:
+            self.given[node] += 1
+            self.models[node] = to_numpy(msg.content["arrays"])["w"].copy()
+            self.rounds[node] = order.after
+        if node not in self.models:
+            return RecordDict({CONTROL: ConfigRecord({"unprimed": True})})
+        self.config = dict(msg.content["config"])
+        trained = list(range(self.rounds[node] + 1, min(order.until, 1000) + 1))
+        self.models[node] += len(trained)
+        self.rounds[node] += len(trained)
+        report = {
+            "round": self.rounds[node],
+            "digest": vector_digest(self.models[node]),
+            "counted": {
+                "bytes-sent": 100.0 * self.rounds[node],
+                "bytes-received": 90.0 * self.rounds[node],
+                "bytes-wasted": 10.0,
+                "idle-share": 0.25,
+                "stale-message-count": 2,
+                "stale-message-mean": 1.5,
+            },
+        }
+        metrics = RecordDict({"m": MetricRecord({"num-examples": node + 1, "loss": float(node)})})
+        values = {
+            "report": json.dumps(report),
+            "rounds": trained,
+            "contents": [encode(metrics) for _ in trained],
+        }
+        return RecordDict({CONTROL: ConfigRecord(values)})
+
+    def evaluate_own(self, node, msg, control):
+        if self.failures.pop((node, -1), ""):
+            return RecordDict({CONTROL: ConfigRecord({"error": "cannot"})})
+        metrics = MetricRecord({"num-examples": 1, "mean": float(self.models[node].mean())})
+        return RecordDict({"m": metrics})
+
+    def fetch(self, node, msg, control):
+        return RecordDict({"model": to_record({"w": self.models[node]})})
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(realtime, "_POLL", 0.005)
+
+
+def lead(play, rounds=4, **arguments):
+    return federate(
+        make_client(mods=(play,)),
+        NODES,
+        rounds,
+        **{"algorithm": "dpsgd", "topology": "ring", **arguments},
+    )
+
+
+def test_a_run_of_a_lockstep_algorithm(tmp_path):
+    play, grids = Play(), []
+
+    def wrap(grid):
+        grids.append(CountingGrid(grid))
+        return grids[-1]
+
+    result = lead(play, wrap=wrap, evaluate_every=2, results_dir=tmp_path)
+    assert all(play.rounds[node] == 4 for node in range(NODES))
+    assert {order.until for order in play.orders[0]} >= {2, 4}
+    assert all(order.seconds == float("inf") for order in play.orders[0])
+    assert [entry.round for entry in result.run.evaluations] == [2, 4]
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((0 + 2 + 6 + 12) / 10)
+    assert result.run.bytes.sent == NODES * 400
+    assert result.run.counters["stale-message"] == {"count": 8, "total": 12.0, "nbytes": 0}
+    assert result.run.idle_share == 0.25
+    assert result.run.dispatch == "sidecar"
+    # The initial model goes to each node once, and nothing else.
+    assert play.given == dict.fromkeys(range(NODES), 1)
+    assert result.run.grid_array_bytes == 0
+    assert grids[0].array_bytes == NODES * len(to_record(ZEROS)["w"].data)
+    assert len(result.arrays) == 0
+    (path,) = tmp_path.glob("*.json")
+    assert json.loads(path.read_text())["status"] == "completed"
+
+
+def test_others_are_bound_by_time_and_stop_for_nobody():
+    play = Play()
+    lead(play, algorithm="divshare", fragments=2, segment=33.0, evaluate_every=1)
+    assert {order.seconds for order in play.orders[0]} == {33.0}
+    assert {order.until for order in play.orders[0]} == {4}
+
+
+def test_the_same_models_have_the_same_digest():
+    first, second, third = (lead(Play(), rounds).run.digest for rounds in (2, 2, 3))
+    assert first == second != third
+
+
+def test_orders_say_all_that_a_sidecar_has_to_know():
+    play = Play()
+    lead(play, patience=5.0, seed=9, resume="mine", run_config={"network.uplink": "1 Mbit/s"})
+    order = play.orders[2][0]
+    assert (order.algorithm, order.seed, order.resume, order.uplink) == ("dpsgd", 9, "mine", 1e6)
+    assert order.parameters["patience"] == 5.0
+    assert order.roster.neighbors(2) == (1, 3)
+    assert str(order.roster.members[3].address) == "127.0.0.1:7003"
+    assert order.layout == Layout.of(ZEROS).hash
+    assert len({each.run for orders in play.orders.values() for each in orders}) == 1
+
+
+def test_models_are_fetched_only_if_that_is_asked_for(caplog):
+    evaluated = []
+
+    def evaluate(round, arrays):
+        evaluated.append((round, to_numpy(arrays)["w"].mean()))
+        return MetricRecord({"mean": float(evaluated[-1][1])})
+
+    start = {"evaluate_fn": evaluate}
+    result = lead(Play(), start=start)
+    assert [round for round, _ in evaluated] == [0]
+    assert "Set fetch_average" in caplog.text
+    result = lead(Play(), start=start, fetch_average=True, evaluate_every=2)
+    assert evaluated[1:] == [(0, 0.0), (2, 2.0), (4, 4.0)]
+    assert to_numpy(result.arrays)["w"].tolist() == [4.0] * 4
+    assert result.run.evaluations[-1].averaged == {"mean": 4.0}
+    assert result.run.grid_array_bytes > 0
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+def test_a_sidecar_that_holds_no_model_is_given_one_again(caplog):
+    play = Play(failures={(1, 2): "forgets"})
+    result = lead(play, evaluate_every=1)
+    assert play.given[1] == 2
+    assert "The sidecar of node 1 holds no model of this run" in caplog.text
+    # The one that forgot was told how far the others were, so as to begin there.
+    assert [order.after for order in play.orders[1]][:3] == [0, 0, 1]
+    assert play.rounds[1] == 4
+    assert result.run.grid_array_bytes == 0
+
+
+def test_a_client_process_that_dies_is_away_for_a_segment(caplog):
+    play = Play(failures={(2, 2): "dies"})
+    result = lead(play, evaluate_every=1)
+    assert "is away: its segment ended with" in caplog.text
+    assert "Node 2 is back" in caplog.text
+    assert play.rounds == dict.fromkeys(range(NODES), 4)
+    assert play.given[2] == 1, "its sidecar held the model all the time"
+    assert {order.epoch for order in play.orders[0]} == {0}
+    assert result.run.status == "completed"
+
+
+def test_a_sidecar_that_moves_is_told_to_all(caplog):
+    play = Play(failures={(2, 1): "dies"})
+
+    def segment(node, msg, control, usual=play.segment):
+        if node == 2:
+            play.peer[2] = {"address": "127.0.0.1:9002", "fingerprint": f"{3:064x}"}
+        return usual(node, msg, control)
+
+    play.segment = segment
+    lead(play, evaluate_every=1)
+    first, *later = [order.epoch for order in play.orders[0]]
+    assert (first, {*later}) == (0, {1})
+    assert str(play.orders[0][-1].roster.members[2].address) == "127.0.0.1:9002"
+
+
+def test_a_node_that_does_not_answer_is_away(caplog, monkeypatch):
+    monkeypatch.setattr(realtime, "_MARGIN", 0.05)
+    play = Play()
+
+    def segment(node, msg, control, usual=play.segment):
+        if node == 1 and len(play.orders[1]) == 1:
+            time.sleep(1.0)
+        return usual(node, msg, control)
+
+    play.segment = segment
+    lead(play, evaluate_every=1, segment=0.05, start={"timeout": 0.2}, workers=4)
+    assert "Node 1" in caplog.text
+    assert "its segment did not end in time" in caplog.text
+    assert [play.rounds[node] for node in (0, 2, 3)] == [4, 4, 4]
+
+
+def test_an_error_of_the_user_fails_the_run_and_names_the_node(tmp_path):
+    play = Play(failures={(3, 2): "ValueError: told to fail"})
+    with pytest.raises(RuntimeFault, match=r"node 3 has failed:\nValueError: told to fail"):
+        lead(play, evaluate_every=1, results_dir=tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    document = json.loads(path.read_text())
+    assert document["status"].startswith("failed: [runtime] node 3 has failed")
+    assert [entry["round"] for entry in document["evaluations"]] == [1]
+
+
+def test_a_failed_evaluation_leaves_the_node_out(caplog):
+    result = lead(Play(failures={(0, -1): "cannot"}), evaluate_every=4)
+    assert result.run.evaluations[0].metrics["mean"].nodes[0] is None
+    assert "Evaluation failed on node 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("peer", "complaint"),
+    [
+        ({2: None}, "node 2 has no peer-address"),
+        ({1: {"error": "no certificate"}}, "sidecar of node 1 is not ready: no certificate"),
+        (
+            {0: {"address": "127.0.0.1:7001", "fingerprint": "e" * 64}},
+            "nodes 0 and 1 both claim address",
+        ),
+        (
+            {0: {"address": "127.0.0.1:9", "fingerprint": f"{2:064x}"}},
+            "nodes 0 and 1 both claim fingerprint",
+        ),
+        (
+            {
+                0: {"address": "", "fingerprint": "a" * 64},
+                1: {"address": "", "fingerprint": "b" * 64},
+            },
+            "nodes 0 and 1 are neighbors, but neither can be dialed",
+        ),
+    ],
+)
+def test_what_cannot_be_connected_is_refused(peer, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        lead(Play(peer=peer))
+
+
+def test_an_algorithm_of_the_app_is_refused():
+    with pytest.raises(ConfigurationError, match="is not installed as a package"):
+        lead(Play(), algorithm="flwr_decentral.testing.toys:Gossip")
