@@ -1,0 +1,353 @@
+"""Connections: being called, calling, and finding out who is at the other end.
+
+The end of an edge that dials keeps trying, with pauses that double and jitter; the other end waits
+to be called. Whoever calls or answers has to show the certificate that the roster knows, before
+anything else is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from flwr_decentral.core import ConfigurationError
+
+from .gate import Gate, Places, Ticket
+from .links import Desk, Link, Timing
+from .refusals import Reason, Refusal, Refusals
+from .roster import Address, Roster
+from .stream import Stream, shake_hands
+from .tls import Contexts, explain, fingerprint
+
+_LOGGER: Final = logging.getLogger(__name__)
+_BACKLOG: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a network behaves.
+
+    Attributes
+    ----------
+    limit : int
+        Bytes of the longest payload that the run allows: messages above it are refused.
+    listen : Address, optional
+        Where to listen; by default at the node's address in the roster.
+    uplink_bps : float, optional
+        Bits per second that this node may send; by default as many as it can.
+    timing : Timing
+        How long it waits for what.
+    places : Places
+        How many handshakes may be pending.
+    """
+
+    limit: int
+    listen: Address | None = None
+    uplink_bps: float | None = None
+    timing: Timing = field(default_factory=Timing)
+    places: Places = field(default_factory=Places)
+
+
+class Node(Desk, Protocol):
+    """The node whose connections these are."""
+
+    refusals: Refusals
+    neighbors: tuple[int, ...]
+
+    def check_neighbor(self, index: int) -> None:
+        """Refuse who is no neighbor."""
+
+
+class Connections:
+    """Make the connections of a node, and keep making them.
+
+    Parameters
+    ----------
+    node : Node
+        Whose they are.
+    roster : Roster
+        Who takes part.
+    settings : Settings
+        How it behaves.
+    generator : numpy.random.Generator
+        What pauses are jittered with.
+
+    Attributes
+    ----------
+    unreachable : Counter of int
+        How often each peer could not be reached.
+    """
+
+    def __init__(
+        self, node: Node, roster: Roster, settings: Settings, generator: np.random.Generator
+    ) -> None:
+        self.unreachable: Counter[int] = Counter()
+        self._node = node
+        self._roster = roster
+        self._settings = settings
+        self._timing = settings.timing
+        self._generator = generator
+        self._gate = Gate(settings.places)
+        self._greeting: dict[Link, Ticket | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._contexts: Contexts | None = None
+        self._socket: socket.socket | None = None
+        self._streams: set[Stream] = set()
+        self._closing = False
+
+    async def open(self, contexts: Contexts | None) -> None:
+        """Begin to listen, if there is anyone to call this node, and to dial.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot listen.
+        """
+        self._contexts = contexts
+        me = self._roster.members[self._node.hello.index]
+        called = [p for p in self._node.neighbors if self._roster.dialer(me.index, p) == p]
+        if called:
+            self._socket = await self._listen(self._settings.listen or me.address)
+            self._spawn(self._accept(self._socket))
+            self._spawn(self._resolve())
+        for peer in self._node.neighbors:
+            if peer not in called:
+                self._spawn(self._dial(peer))
+
+    async def close(self) -> None:
+        """End whatever has not come up, and make nothing new."""
+        self._closing = True
+        self._gate.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        for link in list(self._greeting):
+            link.end("closed-here")
+
+    async def finished(self) -> None:
+        """Wait until no connection is left; each link has been told to end."""
+        if self._streams:
+            await asyncio.wait([stream.over for stream in self._streams])
+
+    def settle(self, link: Link) -> None:
+        """Learn that a link is up, or over."""
+        ticket = self._greeting.pop(link, None)
+        if ticket is not None:
+            ticket.leave()
+
+    @property
+    def pending(self) -> int:
+        """How many callers have not come up yet."""
+        return len(self._gate)
+
+    # ------------------------------------------------------------------------------ being called
+
+    async def _listen(self, address: Address | None) -> socket.socket:
+        if address is None:
+            raise ConfigurationError(
+                f"node {self._node.hello.index} is to be called by neighbors, but has no address"
+            )
+        loop = asyncio.get_running_loop()
+        listening = None
+        try:
+            found = await loop.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, kind, protocol, _, place = found[0]
+            listening = socket.socket(family, kind, protocol)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            if listening is not None:
+                listening.close()
+            raise ConfigurationError(
+                f"node {self._node.hello.index} cannot listen at {address}: "
+                f"{error.strerror}; choose another peer-listen, or end what uses it"
+            ) from error
+        listening.setblocking(False)
+        return listening
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, place = await loop.sock_accept(listening)
+            except OSError as error:
+                # Out of descriptors, mostly: what is open may end, and must not stand still.
+                self._node.refusals.note("a caller", Refusal("cannot-accept", str(error.strerror)))
+                await asyncio.sleep(self._timing.shortest)
+                continue
+            source = str(place[0]).removeprefix("::ffff:")
+            ticket = self._gate.enter(source)
+            task = self._spawn(self._answer(connection, source, ticket))
+            ticket.evict = partial(self._evict, source, connection, task)
+
+    def _evict(self, source: str, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        """End a handshake that is not through with TLS."""
+        task.cancel()
+        connection.close()  # a task that has not begun cannot do it
+        if not self._closing:
+            self._note(source, Reason.CROWD, "it has too many handshakes open")
+
+    async def _answer(self, connection: socket.socket, source: str, ticket: Ticket) -> None:
+        """Shake hands with a caller."""
+        context = self._contexts.server if self._contexts else None
+        try:
+            async with asyncio.timeout(self._timing.handshake):
+                secure, certificate = await shake_hands(
+                    connection, context, server_side=True, linger=self._timing.linger
+                )
+        except OSError as error:
+            ticket.leave()
+            if isinstance(error, TimeoutError):
+                self._note(source, Reason.TIMEOUT, f"no TLS in {self._timing.handshake:g} s")
+            else:
+                self._node.refusals.note(source, explain(error))
+            return
+        link = self._link(secure, calling=False)
+        self._greeting[link] = ticket
+        ticket.evict = partial(link.refuse, Refusal(Reason.CROWD, "too many handshakes are open"))
+        link.name = source
+        self._greet(link, certificate, None)
+
+    # ------------------------------------------------------------------------------ calling
+
+    async def _dial(self, peer: int) -> None:
+        """Keep a connection to a neighbor, or keep trying."""
+        timing, loop, attempts = self._timing, asyncio.get_running_loop(), 0
+        while True:
+            began = loop.time()
+            link = await self._call(peer)
+            # Shielded: a task that is cancelled cancels what it waits for.
+            lasted = link is not None and await asyncio.shield(link.over)
+            if lasted and loop.time() - began > timing.steady:
+                attempts = 0
+            pause = min(timing.longest, timing.shortest * 2**attempts)
+            attempts = min(attempts + 1, 30)
+            await asyncio.sleep(pause * (0.5 + self._generator.random()))
+
+    async def _call(self, peer: int) -> Link | None:
+        """Connect to a neighbor, as far as the greeting; None if that fails."""
+        address = self._roster.members[peer].address
+        assert address is not None
+        context = self._contexts.client if self._contexts else None
+        connection = None
+        try:
+            async with asyncio.timeout(self._timing.handshake):
+                connection = await _connect(address)
+                secure, certificate = await shake_hands(
+                    connection, context, server_side=False, linger=self._timing.linger
+                )
+        except OSError as error:
+            self.unreachable[peer] += 1
+            if connection is None:
+                if self.unreachable[peer] == 1:
+                    _LOGGER.warning(
+                        "node %d cannot be reached at %s: %s. Trying on", peer, address, error
+                    )
+            elif isinstance(error, TimeoutError):
+                self._note(f"node {peer}", Reason.TIMEOUT, f"no TLS at {address}")
+            else:
+                self._node.refusals.note(f"node {peer}", explain(error))
+            return None
+        link = self._link(secure, calling=True)
+        self._greeting[link] = None
+        link.name = f"node {peer}"
+        self._greet(link, certificate, peer)
+        return link
+
+    # ------------------------------------------------------------------------------ greeting
+
+    def _link(self, connection: socket.socket, *, calling: bool) -> Link:
+        stream = Stream(connection)
+        self._streams.add(stream)
+        stream.over.add_done_callback(lambda _: self._streams.discard(stream))
+        return Link(
+            stream,
+            self._node,
+            self._timing,
+            limit=self._settings.limit,
+            secure=self._contexts is not None,
+            calling=calling,
+        )
+
+    def _greet(self, link: Link, certificate: bytes, dialed: int | None) -> None:
+        """Look at the certificate, and begin to talk, be it to say that we do not."""
+        try:
+            link.peer = self._identify(certificate, dialed) if self._contexts else dialed
+        except Refusal as refusal:
+            link.refuse(refusal)
+            return
+        if link.peer is not None:
+            link.name = f"node {link.peer}"
+        link.greet()
+
+    def _identify(self, certificate: bytes, dialed: int | None) -> int:
+        """Tell whose certificate that is, if it is one that may be here."""
+        digits = fingerprint(certificate)
+        index = self._roster.index_of(digits)
+        if index is None:
+            raise Refusal(
+                Reason.NOT_IN_ROSTER, f"certificate {digits[:16]}… is not in this run's roster"
+            )
+        if dialed is not None and index != dialed:
+            address = self._roster.members[dialed].address
+            raise Refusal(
+                Reason.WRONG_INDEX, f"node {index} answers at {address}, where node {dialed} should"
+            )
+        self._node.check_neighbor(index)
+        return index
+
+    async def _resolve(self) -> None:
+        """Learn from which addresses the nodes of the roster may call."""
+        loop, known = asyncio.get_running_loop(), set()
+        for peer in self._node.neighbors:
+            address = self._roster.members[peer].address
+            if address is not None:
+                with contextlib.suppress(OSError):
+                    found = await loop.getaddrinfo(address.host, address.port)
+                    known |= {str(place[0]) for *_, place in found}
+        self._gate.know(known)
+
+    def _note(self, who: str, reason: Reason, detail: str) -> None:
+        self._node.refusals.note(who, Refusal(reason, detail))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _connect(address: Address) -> socket.socket:
+    """Connect to the first of a host's addresses that answers."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for family, kind, protocol, _, place in found:
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, place)
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise failure or OSError(f"{address.host} has no address")

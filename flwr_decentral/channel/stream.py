@@ -1,0 +1,286 @@
+"""One connection: a non-blocking socket that the event loop drives, with TLS or without.
+
+asyncio's own TLS transport is not used, for three reasons that matter here. It drops the alert of a
+handshake that it refuses, so that the other end never learns why; it takes whatever is written and
+hides how much of it is still here, where the uplink must know; and it copies every byte three times
+on its way. A socket with TLS of its own does none of this, and needs little more code.
+
+Nothing is written ahead: :meth:`Stream.write` hands bytes to the kernel until it takes no more, and
+:attr:`Stream.pending` says what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
+
+from .refusals import Reason
+from .tls import explain
+
+Bytes: TypeAlias = bytes | memoryview
+
+_FAIR_SHARE: Final = 1 << 20
+"""Bytes that one stream takes in before the event loop turns to the others."""
+
+_ALERT: Final = bytes.fromhex("15030300020246")
+"""Fatal, protocol version. OpenSSL has nothing to say to bytes that are no TLS at all."""
+
+_BLOCKED: Final = (BlockingIOError, InterruptedError, ssl.SSLWantWriteError)
+
+
+class User(Protocol):
+    """Who is told what happens on a stream."""
+
+    def buffer(self) -> memoryview:
+        """Return memory for what arrives next; not empty."""
+
+    def arrived(self, nbytes: int) -> None:
+        """Learn that so many bytes are in the buffer."""
+
+    def drained(self) -> None:
+        """Learn that all that was written has been taken, after some of it was pending."""
+
+    def lost(self, error: OSError | None) -> None:
+        """Learn that the connection has ended: by an error, or because the other end closed it."""
+
+
+async def shake_hands(
+    connection: socket.socket,
+    context: ssl.SSLContext | None,
+    *,
+    server_side: bool,
+    linger: float,
+) -> tuple[socket.socket, bytes]:
+    """Make a connected socket a TLS one.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        Non-blocking. It is taken over, and closed if that fails.
+    context : ssl.SSLContext or None
+        How to speak TLS; None for plaintext.
+    server_side : bool
+        Whether this end was called.
+    linger : float
+        Seconds that the other end has to take in why it was refused.
+
+    Returns
+    -------
+    socket, bytes
+        What to speak on, and the other end's certificate in DER form; empty in plaintext.
+
+    Raises
+    ------
+    OSError
+        If the other end is not to be talked to, or does not want to talk. It has been told why.
+    """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is None:
+        return connection, b""
+    try:
+        secure = context.wrap_socket(
+            connection, server_side=server_side, do_handshake_on_connect=False
+        )
+    except OSError:
+        connection.close()
+        raise
+    try:
+        while True:
+            try:
+                secure.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await _ready(secure, reading=True)
+            except ssl.SSLWantWriteError:
+                await _ready(secure, reading=False)
+        certificate = secure.getpeercert(binary_form=True)
+        assert certificate is not None
+        return secure, certificate
+    except ssl.SSLError as error:
+        # The alert is on its way; closing at once, with bytes unread, could destroy it.
+        stream = Stream(socket.socket(fileno=secure.detach()))
+        if explain(error).reason is Reason.NOT_TLS:
+            stream.write([_ALERT])
+        stream.finish(linger)
+        try:
+            await asyncio.shield(stream.over)
+        finally:
+            stream.abort()
+        raise
+    except BaseException:
+        secure.close()
+        raise
+
+
+async def _ready(connection: socket.socket, *, reading: bool) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    descriptor = connection.fileno()
+    add, remove = (
+        (loop.add_reader, loop.remove_reader) if reading else (loop.add_writer, loop.remove_writer)
+    )
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    add(descriptor, wake)
+    try:
+        await future
+    finally:
+        remove(descriptor)
+
+
+class Stream:
+    """A connection, after its handshake.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        Non-blocking, plain or TLS.
+
+    Attributes
+    ----------
+    pending : int
+        Bytes that were written and that the kernel has not taken.
+    written : int
+        Bytes that it has taken.
+    over : asyncio.Future
+        Done when the connection is no more.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection
+        self._descriptor = connection.fileno()
+        self._user: User | None = None
+        self._out: deque[Bytes] = deque()
+        self._writing = False
+        self._finishing = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self.pending = 0
+        self.written = 0
+        self.over: asyncio.Future[None] = self._loop.create_future()
+
+    def start(self, user: User) -> None:
+        """Begin to read, and tell ``user`` of everything."""
+        self._user = user
+        self._loop.add_reader(self._descriptor, self._readable)
+        # What came right behind the handshake is already decrypted: no reader wakes for it.
+        self._loop.call_soon(self._readable)
+
+    def write(self, parts: Sequence[Bytes]) -> None:
+        """Write; what the kernel does not take now is kept, and written when it does."""
+        if self.over.done() or self._finishing:
+            return
+        for part in parts:
+            self._out.append(part)
+            self.pending += len(part)
+        if not self._writing:
+            self._flush()
+
+    def finish(self, linger: float) -> None:
+        """Send what is pending, say that no more will come, and wait for the other end to close.
+
+        Parameters
+        ----------
+        linger : float
+            Seconds after which the connection is closed all the same.
+        """
+        if self.over.done() or self._finishing:
+            return
+        self._finishing = True
+        if self._user is None:
+            self._loop.add_reader(self._descriptor, self._readable)
+        self._user = None
+        self._deadline = self._loop.call_later(linger, self.abort)
+        self._flush()
+
+    def abort(self) -> None:
+        """Close now."""
+        if self.over.done():
+            return
+        self.over.set_result(None)
+        self._user = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
+        self._out.clear()
+        self.pending = 0
+        self._socket.close()
+
+    def _readable(self) -> None:
+        taken = 0
+        while not self.over.done() and taken < _FAIR_SHARE:
+            buffer = memoryview(bytearray(1 << 16)) if self._user is None else self._user.buffer()
+            try:
+                nbytes = self._socket.recv_into(buffer)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+                return
+            except ssl.SSLWantWriteError:
+                self._watch()
+                return
+            except OSError as error:
+                self._lose(error)
+                return
+            if not nbytes:
+                self._lose(None)
+                return
+            taken += nbytes
+            if self._user is not None:
+                self._user.arrived(nbytes)
+        if (
+            not self.over.done()
+            and isinstance(self._socket, ssl.SSLSocket)
+            and self._socket.pending()
+        ):
+            self._loop.call_soon(self._readable)
+
+    def _flush(self) -> None:
+        while self._out:
+            part = self._out[0]
+            try:
+                nbytes = self._socket.send(part)
+            except _BLOCKED:
+                self._watch()
+                return
+            except OSError as error:
+                # Not from within write(): its caller is in the middle of something.
+                self._loop.call_soon(self._lose, error)
+                self._out.clear()
+                return
+            self.pending -= nbytes
+            self.written += nbytes
+            if nbytes == len(part):
+                self._out.popleft()
+            else:
+                self._out[0] = memoryview(part)[nbytes:]
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._descriptor)
+            if self._user is not None:
+                self._user.drained()
+        if self._finishing:
+            with contextlib.suppress(OSError):
+                # Not SSLSocket.shutdown, which would go on in plaintext.
+                socket.socket.shutdown(self._socket, socket.SHUT_WR)
+
+    def _watch(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._descriptor, self._flush)
+
+    def _lose(self, error: OSError | None) -> None:
+        if self.over.done():
+            return
+        user, self._user = self._user, None
+        self.abort()
+        if user is not None:
+            user.lost(error)

@@ -1,0 +1,237 @@
+"""The uplink: one queue for all links of a node, and what each link may have on its way.
+
+A node has one uplink, so it has one queue, as in virtual time: the first message whose link has
+room goes first, and messages to one neighbor keep their order. A link has room while
+
+* the kernel has taken all that was written to it before, and
+* no more than ``max(2 messages, 1 MiB)`` would be sent and not yet acknowledged.
+
+So a neighbor that does not read holds up nobody else. A message is cut into pieces of at most 1 MiB
+(less on a capped uplink) when they are sent; a message that has been begun goes on before those
+behind it, link by link, and is given up only with its link or when the node leaves.
+
+Nothing here does I/O or reads a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from flwr_decentral.core import SECOND, AlgorithmError, Message
+
+from .frames import MOST_BODY
+from .heads import MessageHead
+
+WINDOW: Final = 1 << 20
+_LEAST_PIECE: Final = 1 << 14
+_PIECES_A_SECOND: Final = 10
+
+
+@dataclass
+class Parcel:
+    """A message in the queue.
+
+    Attributes
+    ----------
+    number : int
+        Its place in the queue.
+    message : Message
+        What it is.
+    head : bytes
+        What its first frame says.
+    body : memoryview
+        The bytes of its payload.
+    sent : int
+        How many of them have been handed to the link.
+    """
+
+    number: int
+    message: Message
+    head: bytes
+    body: memoryview
+    sent: int = 0
+    begun: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of head and payload."""
+        return len(self.head) + len(self.body)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What goes on a link next: a part of a parcel, from ``start`` to ``stop``."""
+
+    to: int
+    parcel: Parcel
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the message is complete with it."""
+        return self.stop == len(self.parcel.body)
+
+
+@dataclass
+class _Lane:
+    """What waits for one link, and what is on its way there."""
+
+    waiting: deque[Parcel] = field(default_factory=deque)
+    unacknowledged: deque[int] = field(default_factory=deque)
+    in_flight: int = 0
+    acknowledged: int = 0
+    writable: bool = True
+
+    def has_room(self) -> bool:
+        if not self.writable or not self.waiting:
+            return False
+        parcel = self.waiting[0]
+        if parcel.begun or not self.in_flight:
+            return True
+        return self.in_flight + parcel.size <= max(2 * parcel.size, WINDOW)
+
+
+class Uplink:
+    """Queue messages, and say which piece goes next.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of the longest payload that a run allows.
+    bps : float, optional
+        Bits per second that this node may send, all links together; by default as many as it can.
+
+    Attributes
+    ----------
+    free_at : int
+        When the cap allows the next piece, in nanoseconds.
+    """
+
+    def __init__(self, limit: int, bps: float | None = None) -> None:
+        self._limit = limit
+        self._bps = bps
+        self._lanes: dict[int, _Lane] = {}
+        self._number = 0
+        self.free_at = 0
+        self._piece = MOST_BODY
+        if bps is not None:
+            share = int(bps / 8 / _PIECES_A_SECOND)
+            self._piece = min(MOST_BODY, max(_LEAST_PIECE, share))
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that are queued and not on a link."""
+        parcels = (parcel for lane in self._lanes.values() for parcel in lane.waiting)
+        return sum(parcel.size - parcel.sent for parcel in parcels)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are queued, or begun and not complete."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    def in_flight(self, peer: int) -> int:
+        """Count the bytes of messages that were begun and are not acknowledged."""
+        return self._lanes[peer].in_flight if peer in self._lanes else 0
+
+    def open(self, peer: int) -> None:
+        """Let messages go to a neighbor."""
+        self._lanes[peer] = _Lane()
+
+    def shut(self, peer: int) -> list[Message]:
+        """Let none go any more; return those that had not been begun."""
+        lane = self._lanes.pop(peer)
+        return [parcel.message for parcel in lane.waiting if not parcel.begun]
+
+    def put(self, to: int, message: Message) -> bool:
+        """Queue a message; False, and nothing is queued, if its link is not open.
+
+        Raises
+        ------
+        AlgorithmError
+            If no peer would accept it.
+        """
+        if to not in self._lanes:
+            return False
+        head = MessageHead.of(message, self._limit).encode()
+        self._number += 1
+        parcel = Parcel(self._number, message, head, _body(message))
+        self._lanes[to].waiting.append(parcel)
+        return True
+
+    def drop(self, to: int | None = None) -> list[Message]:
+        """Take messages that have not been begun off the queue, in its order."""
+        dropped: list[Parcel] = []
+        for peer, lane in self._lanes.items():
+            if to is None or peer == to:
+                dropped += (parcel for parcel in lane.waiting if not parcel.begun)
+                lane.waiting = deque(parcel for parcel in lane.waiting if parcel.begun)
+        return [parcel.message for parcel in sorted(dropped, key=lambda parcel: parcel.number)]
+
+    def abandon(self, peer: int) -> Message | None:
+        """Give up the message that has been begun on a link, if there is one."""
+        waiting = self._lanes[peer].waiting
+        return waiting.popleft().message if waiting and waiting[0].begun else None
+
+    def block(self, peer: int) -> None:
+        """Note that the kernel has not taken all that was written to a link."""
+        self._lanes[peer].writable = False
+
+    def unblock(self, peer: int) -> None:
+        """Note that it has."""
+        self._lanes[peer].writable = True
+
+    def acknowledge(self, peer: int, count: int) -> bool:
+        """Take in how many messages the other end has consumed; False if that cannot be."""
+        lane = self._lanes[peer]
+        news = count - lane.acknowledged
+        if not 0 <= news <= len(lane.unacknowledged):
+            return False
+        for _ in range(news):
+            lane.in_flight -= lane.unacknowledged.popleft()
+        lane.acknowledged = count
+        return True
+
+    def next(self, now: int) -> Piece | None:
+        """Take the next piece; None if no link has room, or the cap does not allow one now."""
+        if now < self.free_at:
+            return None
+        ready = [
+            (lane.waiting[0].number, to) for to, lane in self._lanes.items() if lane.has_room()
+        ]
+        if not ready:
+            return None
+        _, to = min(ready)
+        lane = self._lanes[to]
+        parcel = lane.waiting[0]
+        if not parcel.begun:
+            parcel.begun = True
+            lane.unacknowledged.append(parcel.size)
+            lane.in_flight += parcel.size
+        start = parcel.sent
+        parcel.sent = min(start + self._piece, len(parcel.body))
+        if parcel.sent == len(parcel.body):
+            lane.waiting.popleft()
+        if self._bps is not None:
+            nbytes = parcel.sent - start + (0 if start else len(parcel.head))
+            self.free_at = max(self.free_at, now) + round(8 * nbytes * SECOND / self._bps)
+        return Piece(to, parcel, start, parcel.sent)
+
+
+def _body(message: Message) -> memoryview:
+    payload = message.payload
+    if payload is None or not payload.size:
+        return memoryview(b"")
+    if payload.dtype != np.float32 or payload.ndim != 1 or not payload.flags.c_contiguous:
+        raise AlgorithmError(
+            f"the payload of a {message.kind!r} message must be one contiguous row of float32, got "
+            f"{payload.dtype} of shape {payload.shape}"
+        )
+    if sys.byteorder == "big":  # pragma: no cover - on no machine that we know
+        payload = payload.byteswap()
+    return memoryview(payload.data).cast("B")
