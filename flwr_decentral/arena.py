@@ -17,12 +17,14 @@ On Linux the arena is an anonymous memory file that others open through ``/proc/
 no name that could be left behind, and it is gone when the last process that maps it has ended.
 Elsewhere it is a file in the temporary directory, and files of dead processes are swept. Either
 way the memory is allocated when the arena is made, so that a lack of it is an error message then
-and not a crash in mid-run.
+and not a crash in mid-run. A memory file is also sealed: no process that maps it can change its
+length, which would crash the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
@@ -43,6 +45,11 @@ _MAGIC: Final = b"flwrdec1"
 _HEADER: Final = struct.Struct("<8s16sQQQQ")
 _LINE: Final = 64
 _PREFIX: Final = "flwr-decentral-arena-"
+_SEALS: Final = (
+    fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    if hasattr(fcntl, "F_ADD_SEALS")
+    else 0
+)
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -148,6 +155,25 @@ class Arena:
                 f"cannot open the run's shared memory at {ref.path}: {error.strerror}. The process "
                 "that made it has ended, belongs to another user, or runs on another host"
             ) from error
+        return cls._map(fd, ref)
+
+    @classmethod
+    def receive(cls, fd: int, token: str) -> Arena:
+        """Map an arena whose descriptor another process has passed to this one, and close that.
+
+        Raises
+        ------
+        RuntimeFault
+            If it is not the one that was meant, or not sealed.
+        """
+        ref = ArenaRef(f"descriptor {fd}", token)
+        if _SEALS and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            os.close(fd)
+            raise RuntimeFault("the shared memory that was passed is not sealed")
+        return cls._map(fd, ref)
+
+    @classmethod
+    def _map(cls, fd: int, ref: ArenaRef) -> Arena:
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
@@ -164,6 +190,12 @@ class Arena:
                 f"{ref.path} is not this run's shared memory: it was left by another run"
             )
         return cls(memory, ref, None, None)
+
+    def fileno(self) -> int:
+        """Return the descriptor to pass to another process; only where the arena was made."""
+        if self._keep is None:
+            raise ValueError("this end of the arena has no descriptor of it")
+        return self._keep
 
     @property
     def blob(self) -> bytes:
@@ -215,7 +247,7 @@ class Arena:
 def _open_new(total: int, purpose: str) -> tuple[int, str, Path | None]:
     """Make a file of allocated memory; return its descriptor, a path to it, and what to unlink."""
     if hasattr(os, "memfd_create"):
-        fd, owns = os.memfd_create(_PREFIX, os.MFD_CLOEXEC), None
+        fd, owns = os.memfd_create(_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), None
         path = f"/proc/{os.getpid()}/fd/{fd}"
     else:  # pragma: no cover - not on Linux
         sweep()
@@ -227,6 +259,8 @@ def _open_new(total: int, purpose: str) -> tuple[int, str, Path | None]:
         else:  # pragma: no cover - not on Linux
             for start in range(0, total, 1 << 20):
                 os.pwrite(fd, bytes(min(1 << 20, total - start)), start)
+        if owns is None:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         _discard(fd, owns)
         raise RuntimeFault(

@@ -1,6 +1,7 @@
 """The arena: whose bytes are whose, in this process and in others, and what can go wrong."""
 
 import errno
+import fcntl
 import mmap
 import os
 import subprocess
@@ -169,6 +170,45 @@ def test_what_cannot_be_mapped_is_refused(tmp_path):
         Arena.attach(ArenaRef(str(tmp_path / "empty"), "00" * 16))
     with pytest.raises(RuntimeFault, match="cannot open the run's shared memory"):
         Arena.attach(ArenaRef(str(tmp_path), "00" * 16))
+
+
+# --- descriptors that are passed ------------------------------------------------------------------
+
+
+def test_a_descriptor_is_as_good_as_a_path(make):
+    arena = make(2, 10, 3, b"blob")
+    arena.input(1)[:] = 5
+    other = Arena.receive(os.dup(arena.fileno()), arena.ref.token)
+    assert (other.nodes, other.size, other.private_bytes, other.blob) == (2, 10, 3, b"blob")
+    other.output(1)[:] = other.input(1) + 1
+    assert arena.output(1).tolist() == [6] * 10
+    with pytest.raises(ValueError, match="no descriptor"):
+        other.fileno()
+    other.close()
+
+
+@needs_memory_files
+def test_nobody_can_change_the_length_of_an_arena(make):
+    arena = make(1, 10)
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fileno(), size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+@needs_memory_files
+def test_memory_that_its_maker_could_cut_short_is_refused(make):
+    before = descriptors()
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.truncate(fd, 4096)
+    with pytest.raises(RuntimeFault, match="not sealed"):
+        Arena.receive(fd, "00" * 16)
+    arena = make(1, 10)
+    with pytest.raises(RuntimeFault, match="is not this run's shared memory"):
+        Arena.receive(os.dup(arena.fileno()), "00" * 16)
+    arena.close()
+    assert descriptors() == before, "what is refused is closed"
 
 
 # --- memory ---------------------------------------------------------------------------------------
