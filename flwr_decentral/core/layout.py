@@ -24,8 +24,10 @@ not train the same model.
 from __future__ import annotations
 
 import hashlib
+import json
+import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
@@ -43,6 +45,7 @@ PRIVATE_BY_DEFAULT: Final = ("*running_mean", "*running_var", "*num_batches_trac
 """Name patterns of tensors that stay on their node unless asked for: running statistics."""
 
 _FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
+_LENGTH: Final = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,20 @@ class Layout:
             state.update(f"{tensor.name}\0{tensor.shape}\0{tensor.dtype}\0{tensor.role}\n".encode())
         state.update(self.frozen)
         return state.hexdigest()
+
+    def pack(self) -> bytes:
+        """Write the layout as bytes, frozen values included; :meth:`unpack` reads them."""
+        description = json.dumps([asdict(tensor) for tensor in self.tensors]).encode()
+        return _LENGTH.pack(len(description)) + description + self.frozen
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Layout:
+        """Read what :meth:`pack` wrote."""
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        entries = json.loads(data[_LENGTH.size : end])
+        tensors = (Tensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in entries)
+        return cls(tuple(tensors), data[end:])
 
     def flatten(
         self,

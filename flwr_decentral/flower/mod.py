@@ -46,7 +46,6 @@ from .records import (
     model_record,
     take_arrays,
     to_numpy,
-    unpack_layout,
 )
 
 Call: TypeAlias = Callable[[Message, Context], Message]
@@ -168,7 +167,7 @@ def _attach(job: Job) -> tuple[Arena, Layout]:
     if job.arena not in _attached:
         _attached.clear()
         arena = Arena.attach(job.arena)
-        _attached[job.arena] = (arena, unpack_layout(arena.blob))
+        _attached[job.arena] = (arena, Layout.unpack(arena.blob))
     return _attached[job.arena]
 
 

@@ -12,7 +12,6 @@ import io
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from math import prod
 from typing import Any, Final
@@ -22,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, Metric
 from numpy.typing import NDArray
 
 from flwr_decentral.core import AlgorithmError, ConfigurationError, Vector
-from flwr_decentral.core.layout import Layout, Tensor
+from flwr_decentral.core.layout import Layout
 
 _STYPE: Final = "numpy.ndarray"
 _NPY_1_0: Final = b"\x93NUMPY\x01\x00"
@@ -174,21 +173,6 @@ def take_arrays(content: RecordDict, key: str) -> ArrayRecord:
     for other in list(records):
         del content[other]
     return arrays
-
-
-def pack_layout(layout: Layout) -> bytes:
-    """Describe a layout in bytes, frozen values included."""
-    description = json.dumps([asdict(tensor) for tensor in layout.tensors]).encode()
-    return _LENGTH.pack(len(description)) + description + layout.frozen
-
-
-def unpack_layout(data: bytes) -> Layout:
-    """Read what :func:`pack_layout` wrote."""
-    (length,) = _LENGTH.unpack_from(data)
-    end = _LENGTH.size + length
-    fields = json.loads(data[_LENGTH.size : end])
-    tensors = (Tensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in fields)
-    return Layout(tuple(tensors), data[end:])
 
 
 def array_bytes(messages: Iterable[Message]) -> int:

@@ -46,7 +46,7 @@ from .ledger import Ledger
 from .mission import Mission
 from .packed import PackedDispatcher
 from .realtime import lead
-from .records import pack_layout, to_numpy
+from .records import to_numpy
 from .roster import Roster, call_roll
 from .settings import FedAvgOptions, Resolved, Settings, find_in_app, resolve
 
@@ -328,7 +328,7 @@ class Decentral:
         """Make arena and dispatcher, and take both down again whatever happens."""
         layout, nodes = run.plan.layout, len(roster.node_ids)
         with contextlib.ExitStack() as stack:
-            arena = Arena.create(nodes, layout.size, layout.private_bytes, pack_layout(layout))
+            arena = Arena.create(nodes, layout.size, layout.private_bytes, layout.pack())
             stack.callback(arena.close)
             for node in range(nodes):
                 arena.private_input(node).data[:] = run.private

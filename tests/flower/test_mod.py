@@ -17,7 +17,6 @@ from flwr_decentral.core.layout import Layout
 from flwr_decentral.flower import decentral_mod
 from flwr_decentral.flower.control import CONTROL, Job, load_facts
 from flwr_decentral.flower.mod import seed_everything
-from flwr_decentral.flower.records import pack_layout
 
 from . import toys
 from .inprocess import run_in_process
@@ -124,7 +123,7 @@ def test_another_version_of_our_protocol_is_refused():
 @pytest.fixture
 def job():
     layout = Layout.of(ZEROS)
-    arena = Arena.create(2, layout.size, 0, pack_layout(layout))
+    arena = Arena.create(2, layout.size, 0, layout.pack())
     yield Job(
         arena=arena.ref,
         nodes=2,

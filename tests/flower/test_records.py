@@ -26,11 +26,9 @@ from flwr_decentral.flower.records import (
     encode,
     message_for,
     model_record,
-    pack_layout,
     take_arrays,
     to_numpy,
     to_record,
-    unpack_layout,
 )
 
 INTS = st.integers(-(2**63), 2**63 - 1)
@@ -154,7 +152,7 @@ def test_a_layout_comes_back_with_its_frozen_values():
         "embedding": np.arange(5, dtype=np.float32),
     }
     layout = Layout.of(tensors, frozen=["embed*"])
-    back = unpack_layout(pack_layout(layout))
+    back = Layout.unpack(layout.pack())
     assert back == layout
     assert back.hash == layout.hash
     restored = to_numpy(model_record(back, *layout.flatten(tensors)))
