@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections import Counter
 from collections.abc import Coroutine
@@ -22,6 +23,7 @@ import numpy as np
 from flwr_decentral.core import ConfigurationError
 
 from .gate import Gate, Places, Ticket
+from .heads import MOST_PAYLOAD
 from .links import Desk, Link, Timing
 from .refusals import Reason, Refusal, Refusals
 from .roster import Address, Roster
@@ -39,7 +41,8 @@ class Settings:
     Attributes
     ----------
     limit : int
-        Bytes of the longest payload that the run allows: messages above it are refused.
+        Bytes of the longest payload that the run allows: messages above it are refused. It is also
+        what a peer can make this node reserve.
     listen : Address, optional
         Where to listen; by default at the node's address in the roster.
     uplink_bps : float, optional
@@ -55,6 +58,15 @@ class Settings:
     uplink_bps: float | None = None
     timing: Timing = field(default_factory=Timing)
     places: Places = field(default_factory=Places)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 < self.limit <= MOST_PAYLOAD:
+            raise ConfigurationError(f"a payload of {self.limit} bytes cannot be the longest one")
+        if self.uplink_bps is not None and not 0 < self.uplink_bps < math.inf:
+            raise ConfigurationError(
+                f"uplink-bps is {self.uplink_bps}: name bits per second, or leave it out for no cap"
+            )
 
 
 class Node(Desk, Protocol):

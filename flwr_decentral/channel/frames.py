@@ -41,34 +41,26 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, TypeAlias
 
 from flwr_decentral.core import Message
 
-from .heads import Cursor, Hello, MessageHead, sentence
-from .refusals import Reason, Refusal
+from .heads import Hello, sentence
 
 VERSION: Final = 1
 """Version of what is written here; both ends must have the same."""
 
-_MAGIC: Final = b"flwrdec"
-PREAMBLE: Final = _MAGIC + bytes([VERSION])
+MAGIC: Final = b"flwrdec"
+PREAMBLE: Final = MAGIC + bytes([VERSION])
 MOST_HEAD: Final = 512
 MOST_BODY: Final = 1 << 20
 
-_PREFIX: Final = struct.Struct("<BBHII")
-_CHECKED: Final = struct.Struct("<BBHI")
-_COUNT: Final = struct.Struct("<Q")
-_SCRATCH: Final = 1 << 16
-_DIRECT: Final = 1 << 14
-"""From how many missing bytes on a body is received into its array and not through the scratch."""
-
+PREFIX: Final = struct.Struct("<BBHII")
+CHECKED: Final = struct.Struct("<BBHI")
+"""The prefix without its checksum: what the checksum begins with."""
+COUNT: Final = struct.Struct("<Q")
 Bytes: TypeAlias = bytes | memoryview
 
 
@@ -85,7 +77,7 @@ class Type(IntEnum):
     GOODBYE = 8
 
 
-_WITH_BODY: Final = (Type.MESSAGE, Type.MORE)
+WITH_BODY: Final = (Type.MESSAGE, Type.MORE)
 
 
 @dataclass(frozen=True)
@@ -123,9 +115,6 @@ class Goodbye:
 Item: TypeAlias = Hello | Refused | Message | Abandoned | Acknowledged | Ping | Goodbye
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 class FrameWriter:
     """Write frames.
 
@@ -160,7 +149,7 @@ class FrameWriter:
 
     def acknowledge(self, count: int) -> list[Bytes]:
         """Write how many messages have been consumed."""
-        return self._frame(Type.ACK, _COUNT.pack(count))
+        return self._frame(Type.ACK, COUNT.pack(count))
 
     def ping(self) -> list[Bytes]:
         """Write a sign of life."""
@@ -173,245 +162,7 @@ class FrameWriter:
     def _frame(self, kind: Type, head: bytes = b"", body: Bytes = b"") -> list[Bytes]:
         check = 0
         if self._checked:
-            check = zlib.crc32(_CHECKED.pack(kind, 0, len(head), len(body)))
+            check = zlib.crc32(CHECKED.pack(kind, 0, len(head), len(body)))
             check = zlib.crc32(body, zlib.crc32(head, check))
-        front = _PREFIX.pack(kind, 0, len(head), len(body), check) + head
+        front = PREFIX.pack(kind, 0, len(head), len(body), check) + head
         return [front, body] if len(body) else [front]
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-class _Prefix(NamedTuple):
-    kind: Type
-    head: int
-    body: int
-    check: int
-
-
-class _Incoming:
-    """A message that is being received, and the memory that it goes to."""
-
-    def __init__(self, head: MessageHead) -> None:
-        self.head = head
-        self.filled = 0
-        self.array: NDArray[Any] = np.empty((head.nbytes or 0) // 4, "<f4")
-        self.memory = memoryview(self.array.data).cast("B") if self.array.size else memoryview(b"")
-
-    @property
-    def missing(self) -> int:
-        return len(self.memory) - self.filled
-
-    def message(self) -> Message:
-        payload = None
-        if self.head.nbytes is not None:
-            payload = self.array.astype(np.float32, copy=False)
-            payload.flags.writeable = False
-        return Message(
-            kind=self.head.kind, step=self.head.step, payload=payload, header=self.head.numbers
-        )
-
-
-class FrameReader:
-    """Cut what arrives into frames, and put messages together.
-
-    Ask for a :meth:`buffer`, put what has arrived into it, and say with :meth:`advance` how much
-    it was.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes of the longest payload that is accepted.
-    checked : bool
-        Whether frames carry a checksum: on a plaintext link.
-    """
-
-    def __init__(self, *, limit: int, checked: bool) -> None:
-        self._limit = limit
-        self._checked = checked
-        self._memory = memoryview(bytearray(_SCRATCH))
-        self._start = self._end = 0
-        self._opened = False
-        self._direct = False
-        self._prefix: _Prefix | None = None
-        self._left = 0
-        self._check = 0
-        self._incoming: _Incoming | None = None
-
-    @property
-    def cut(self) -> int:
-        """Bytes of a message whose rest has not come."""
-        return self._incoming.filled if self._incoming is not None else 0
-
-    def buffer(self) -> memoryview:
-        """Return memory for what arrives next; never empty."""
-        self._direct = self._left >= _DIRECT
-        if self._direct:
-            assert self._incoming is not None
-            start = self._incoming.filled
-            return self._incoming.memory[start : start + self._left]
-        rest = self._end - self._start
-        if self._start:
-            self._memory[:rest] = bytes(self._memory[self._start : self._end])
-            self._start, self._end = 0, rest
-        return self._memory[self._end :]
-
-    def advance(self, nbytes: int) -> Iterator[Item]:
-        """Take in what has been put into the buffer, and yield what is complete, as it is found.
-
-        Raises
-        ------
-        Refusal
-            If that is no frame. What came before it has been yielded.
-        """
-        if self._direct:
-            self._took(nbytes)
-        else:
-            self._end += nbytes
-        if not self._opened and not self._open():
-            return
-        while True:
-            if self._prefix is None and not self._begin():
-                return
-            if self._left:
-                self._fill()
-                if self._left:
-                    return
-            yield from self._finish()
-
-    def _open(self) -> bool:
-        """Look at the first bytes of a stream, and complain at the first that is wrong."""
-        came = bytes(self._memory[self._start : min(self._end, self._start + len(PREAMBLE))])
-        if came[:1] in (b"\x15", b"\x16") and came[1:2] in (b"", b"\x03"):
-            if len(came) < 2:
-                return False
-            raise Refusal(
-                Reason.TLS, "the peer speaks TLS, but this end is configured with insecure = true"
-            )
-        if not _MAGIC.startswith(came[: len(_MAGIC)]):
-            raise Refusal(Reason.GARBAGE, f"a stream cannot begin with {came!r}")
-        if len(came) < len(PREAMBLE):
-            return False
-        if came != PREAMBLE:
-            raise Refusal(
-                Reason.PROTOCOL,
-                f"the peer speaks version {came[-1]} of the protocol, this end {VERSION}; "
-                "install the same version of flwr-decentral on both",
-            )
-        self._start += len(PREAMBLE)
-        self._opened = True
-        return True
-
-    def _begin(self) -> bool:
-        """Read a prefix and its head, if they are there."""
-        there = self._end - self._start
-        if there < _PREFIX.size:
-            return False
-        kind, zero, head, body, check = _PREFIX.unpack_from(self._memory, self._start)
-        if kind not in _TYPES or zero:
-            raise Refusal(Reason.FRAME, f"there is no frame of type {kind}, {zero}")
-        if head > MOST_HEAD or body > MOST_BODY or (body and kind not in _WITH_BODY):
-            raise Refusal(
-                Reason.FRAME, f"a {_TYPES[kind].name} cannot have a head of {head} and {body} bytes"
-            )
-        if there < _PREFIX.size + head:
-            return False
-        start = self._start + _PREFIX.size
-        raw = bytes(self._memory[start : start + head])
-        self._start = start + head
-        if self._checked:
-            self._check = zlib.crc32(raw, zlib.crc32(_CHECKED.pack(kind, 0, head, body)))
-            if not body:  # before the head is believed
-                self._verify(check)
-        elif check:
-            raise Refusal(Reason.FRAME, "a frame under TLS carries a checksum")
-        self._prefix = _Prefix(_TYPES[kind], head, body, check)
-        self._head = raw
-        if self._prefix.kind in _WITH_BODY:
-            self._expect(self._prefix, raw)
-        self._left = body
-        return True
-
-    def _expect(self, prefix: _Prefix, raw: bytes) -> None:
-        """Make room for a body."""
-        if prefix.kind is Type.MESSAGE:
-            if self._incoming is not None:
-                raise Refusal(Reason.FRAME, "a message begins inside of another")
-            head = MessageHead.decode(raw)
-            if (head.nbytes or 0) > self._limit:
-                raise Refusal(
-                    Reason.FRAME,
-                    f"a message claims a payload of {head.nbytes} bytes; in this run the longest "
-                    f"has {self._limit}",
-                )
-            self._incoming = _Incoming(head)
-        elif self._incoming is None or raw or not prefix.body:
-            raise Refusal(Reason.FRAME, "there is nothing to go on with")
-        missing = self._incoming.missing
-        if prefix.body > missing or (missing and not prefix.body):
-            raise Refusal(
-                Reason.FRAME, f"a body of {prefix.body} bytes where {missing} are missing"
-            )
-
-    def _fill(self) -> None:
-        """Move what came by way of the scratch to where it belongs."""
-        assert self._incoming is not None
-        take = min(self._left, self._end - self._start)
-        if take:
-            start = self._incoming.filled
-            part = self._memory[self._start : self._start + take]
-            self._incoming.memory[start : start + take] = part
-            self._start += take
-            self._took(take)
-
-    def _took(self, nbytes: int) -> None:
-        incoming = self._incoming
-        assert incoming is not None
-        if self._checked:
-            part = incoming.memory[incoming.filled : incoming.filled + nbytes]
-            self._check = zlib.crc32(part, self._check)
-        incoming.filled += nbytes
-        self._left -= nbytes
-
-    def _finish(self) -> Iterator[Item]:
-        """Make something of a frame that has come whole."""
-        prefix, self._prefix = self._prefix, None
-        assert prefix is not None
-        if prefix.kind in _WITH_BODY:
-            assert self._incoming is not None
-            if self._checked and prefix.body:
-                self._verify(prefix.check)
-            if not self._incoming.missing:
-                incoming, self._incoming = self._incoming, None
-                yield incoming.message()
-            return
-        yield self._item(prefix.kind, self._head)
-
-    def _item(self, kind: Type, raw: bytes) -> Item:
-        cursor = Cursor(raw)
-        item: Item
-        match kind:
-            case Type.HELLO:
-                return Hello.decode(raw)
-            case Type.REFUSED:
-                item = Refused(cursor.text(40), cursor.text(240))
-            case Type.ACK:
-                item = Acknowledged(*cursor.unpack(_COUNT))
-            case Type.PING:
-                item = Ping()
-            case Type.GOODBYE:
-                item = Goodbye()
-            case _:
-                if self._incoming is None:
-                    raise Refusal(Reason.FRAME, "there is nothing to abandon")
-                item = Abandoned(self._incoming.filled)
-                self._incoming = None
-        cursor.end()
-        return item
-
-    def _verify(self, check: int) -> None:
-        if check != self._check:
-            raise Refusal(Reason.CHECKSUM, "a frame's checksum does not fit; use TLS")
-
-
-_TYPES: Final = {int(kind): kind for kind in Type}

@@ -2,7 +2,8 @@
 
 A text is its length in one byte, and that many bytes of printable UTF-8. A number of a message's
 header is a text, one letter and a value: ``b``, ``h``, ``i`` or ``q`` for an integer of 8 to 64
-bits, the shortest that it fits in, and ``d`` for a float64.
+bits, the shortest that it fits in, and ``d`` for a float64. A payload's length is the number of its
+scalars, or all ones if there is none.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ MOST_NUMBERS: Final = 5
 
 _LENGTH: Final = struct.Struct("<B")
 _WHO: Final = struct.Struct("<QIQ")
-_MESSAGE: Final = struct.Struct("<qQ")
-_NO_PAYLOAD: Final = 2**64 - 1
+_MESSAGE: Final = struct.Struct("<qI")
+_SCALAR: Final = 4
+_NO_PAYLOAD: Final = 2**32 - 1
+MOST_PAYLOAD: Final = _SCALAR * (_NO_PAYLOAD - 1)
+"""Bytes of the longest payload whose length can be written: nearly 16 GiB."""
 _NUMBERS: Final = {letter: struct.Struct(f"<{letter}") for letter in "bhiqd"}
 _INTEGERS: Final = {8: "b", 16: "h", 32: "i", 64: "q"}
 
@@ -215,7 +219,7 @@ class MessageHead:
         AlgorithmError
             If a name or a number cannot be written.
         """
-        size = _NO_PAYLOAD if self.nbytes is None else self.nbytes
+        size = _NO_PAYLOAD if self.nbytes is None else self.nbytes // _SCALAR
         try:
             parts = [_MESSAGE.pack(self.step, size)]
         except struct.error:
@@ -242,9 +246,7 @@ class MessageHead:
         cursor.end()
         if count > MOST_NUMBERS or not all(map(math.isfinite, numbers.values())):
             raise Refusal(Reason.FRAME, f"a message cannot have the header {numbers}")
-        if size != _NO_PAYLOAD and size % 4:
-            raise Refusal(Reason.FRAME, f"{size} bytes are no float32 payload")
-        nbytes = None if size == _NO_PAYLOAD else size
+        nbytes = None if size == _NO_PAYLOAD else size * _SCALAR
         return cls(kind=kind, step=step, numbers=numbers, nbytes=nbytes)
 
 

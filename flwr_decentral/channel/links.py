@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,13 +32,13 @@ from .frames import (
     Abandoned,
     Acknowledged,
     Bytes,
-    FrameReader,
     FrameWriter,
     Goodbye,
     Item,
     Refused,
 )
 from .heads import Hello
+from .reader import FrameReader
 from .refusals import Reason, Refusal
 from .stream import Stream
 from .tls import explain
@@ -179,11 +180,14 @@ class Link:
             self._write([])
         self.stream.start(self)
 
-    def send(self, piece: Piece) -> None:
-        """Send a piece of a message."""
-        parcel, body = piece.parcel, piece.parcel.body[piece.start : piece.stop]
-        first = piece.start == 0
-        self._write(self._writer.first(parcel.head, body) if first else self._writer.more(body))
+    def send(self, pieces: Sequence[Piece]) -> None:
+        """Send pieces of messages."""
+        parts: list[Bytes] = []
+        for piece in pieces:
+            parcel, body = piece.parcel, piece.parcel.body[piece.start : piece.stop]
+            first = piece.start == 0
+            parts += self._writer.first(parcel.head, body) if first else self._writer.more(body)
+        self._write(parts)
 
     def leave(self, *, abandon: bool) -> None:
         """Say good-bye and end, for this end leaves; give up the message under way, if any."""
@@ -223,7 +227,9 @@ class Link:
                     return
         except Refusal as refusal:
             self.refuse(refusal)
-            return
+
+    def settled(self) -> None:
+        """Answer what has arrived."""
         self._tell()
 
     def drained(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,11 +31,16 @@ from .refusals import Reason, Refusal, Refusals
 from .roster import Roster
 from .tls import Contexts, Security
 from .transport import Listener
-from .uplink import Uplink
+from .uplink import Piece, Uplink
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TURN: Final = 4 << 20
 """Bytes that are sent before the event loop looks at what has arrived."""
+
+
+_SMALL: Final = 1 << 14
+_BATCH: Final = 16
+"""Pieces that are small go on their way together, at most so many: each call costs as much."""
 
 
 @dataclass
@@ -317,16 +322,15 @@ class Network:
         self._scheduled = False
         loop = asyncio.get_running_loop()
         now, sent = round(loop.time() * SECOND), 0
+        batches: defaultdict[int, list[Piece]] = defaultdict(list)
         while sent < _TURN and (piece := self._uplink.next(now)) is not None:
-            link = self._links[piece.to]
-            link.send(piece)
-            sent += piece.stop - piece.start + len(piece.parcel.head)
-            if link.stream.pending:
-                self._uplink.block(piece.to)
-            if piece.is_last:
-                account = self._accounts[piece.to]
-                account.sent += 1
-                account.sent_bytes += piece.parcel.message.nbytes
+            sent += piece.size
+            batch = batches[piece.to]
+            batch.append(piece)
+            if len(batch) >= _BATCH or piece.size >= _SMALL:
+                self._send(piece.to, batches.pop(piece.to))
+        for peer, batch in batches.items():
+            self._send(peer, batch)
         if sent >= _TURN:
             self._wake()
             return
@@ -342,6 +346,16 @@ class Network:
                 self._busy = False
                 if self._listener is not None:
                     self._listener.link_idle()
+
+    def _send(self, peer: int, batch: list[Piece]) -> None:
+        link, account = self._links[peer], self._accounts[peer]
+        link.send(batch)
+        if link.stream.pending:
+            self._uplink.block(peer)
+        for piece in batch:
+            if piece.is_last:
+                account.sent += 1
+                account.sent_bytes += piece.parcel.message.nbytes
 
     def _is_busy(self) -> bool:
         pending = any(link.stream.pending for link in self._links.values())

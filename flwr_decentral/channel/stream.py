@@ -27,6 +27,9 @@ Bytes: TypeAlias = bytes | memoryview
 _FAIR_SHARE: Final = 1 << 20
 """Bytes that one stream takes in before the event loop turns to the others."""
 
+_SMALL: Final = 1 << 14
+"""Bytes of a TLS record."""
+
 _ALERT: Final = bytes.fromhex("15030300020246")
 """Fatal, protocol version. OpenSSL has nothing to say to bytes that are no TLS at all."""
 
@@ -41,6 +44,9 @@ class User(Protocol):
 
     def arrived(self, nbytes: int) -> None:
         """Learn that so many bytes are in the buffer."""
+
+    def settled(self) -> None:
+        """Learn that this is all for now."""
 
     def drained(self) -> None:
         """Learn that all that was written has been taken, after some of it was pending."""
@@ -217,35 +223,43 @@ class Stream:
         self._socket.close()
 
     def _readable(self) -> None:
+        """Take in what is there, but not so much that others have to wait long."""
         taken = 0
         while not self.over.done() and taken < _FAIR_SHARE:
-            buffer = memoryview(bytearray(1 << 16)) if self._user is None else self._user.buffer()
-            try:
-                nbytes = self._socket.recv_into(buffer)
-            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
-                return
-            except ssl.SSLWantWriteError:
-                self._watch()
-                return
-            except OSError as error:
-                self._lose(error)
-                return
+            nbytes = self._receive()
             if not nbytes:
-                self._lose(None)
-                return
+                break
             taken += nbytes
-            if self._user is not None:
-                self._user.arrived(nbytes)
-        if (
-            not self.over.done()
-            and isinstance(self._socket, ssl.SSLSocket)
-            and self._socket.pending()
-        ):
-            self._loop.call_soon(self._readable)
+        else:
+            # What TLS has decrypted already wakes no reader.
+            secure = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+            if secure is not None and not self.over.done() and secure.pending():
+                self._loop.call_soon(self._readable)
+        if taken and self._user is not None:
+            self._user.settled()
+
+    def _receive(self) -> int:
+        """Take in one record; 0 if there is none, or never will be."""
+        buffer = memoryview(bytearray(_SMALL)) if self._user is None else self._user.buffer()
+        try:
+            nbytes = self._socket.recv_into(buffer)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return 0
+        except ssl.SSLWantWriteError:
+            self._watch()
+            return 0
+        except OSError as error:
+            self._lose(error)
+            return 0
+        if not nbytes:
+            self._lose(None)
+        elif self._user is not None:
+            self._user.arrived(nbytes)
+        return nbytes
 
     def _flush(self) -> None:
         while self._out:
-            part = self._out[0]
+            part = self._next()
             try:
                 nbytes = self._socket.send(part)
             except _BLOCKED:
@@ -271,6 +285,18 @@ class Stream:
             with contextlib.suppress(OSError):
                 # Not SSLSocket.shutdown, which would go on in plaintext.
                 socket.socket.shutdown(self._socket, socket.SHUT_WR)
+
+    def _next(self) -> Bytes:
+        """Join small parts: each one that is sent is a TLS record of its own."""
+        out = self._out
+        if len(out) > 1 and len(out[0]) + len(out[1]) <= _SMALL:
+            parts = [out.popleft()]
+            room = _SMALL - len(parts[0])
+            while out and len(out[0]) <= room:
+                room -= len(out[0])
+                parts.append(out.popleft())
+            out.appendleft(b"".join(parts))
+        return out[0]
 
     def _watch(self) -> None:
         if not self._writing:

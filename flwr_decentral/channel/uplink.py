@@ -73,6 +73,11 @@ class Piece:
     stop: int
 
     @property
+    def size(self) -> int:
+        """Bytes of this piece, and of the head if it is the first."""
+        return self.stop - self.start + (0 if self.start else len(self.parcel.head))
+
+    @property
     def is_last(self) -> bool:
         """Whether the message is complete with it."""
         return self.stop == len(self.parcel.body)
@@ -217,10 +222,10 @@ class Uplink:
         parcel.sent = min(start + self._piece, len(parcel.body))
         if parcel.sent == len(parcel.body):
             lane.waiting.popleft()
+        piece = Piece(to, parcel, start, parcel.sent)
         if self._bps is not None:
-            nbytes = parcel.sent - start + (0 if start else len(parcel.head))
-            self.free_at = max(self.free_at, now) + round(8 * nbytes * SECOND / self._bps)
-        return Piece(to, parcel, start, parcel.sent)
+            self.free_at = max(self.free_at, now) + round(8 * piece.size * SECOND / self._bps)
+        return piece
 
 
 def _body(message: Message) -> memoryview:

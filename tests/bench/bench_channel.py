@@ -1,0 +1,239 @@
+"""What the network between nodes costs beside the encryption itself.
+
+One process sends messages to another over the loopback interface: through two networks, with TLS
+and without, and through a bare TLS and a bare plain socket that send the same bytes with neither
+frames, nor credit, nor checks. The ways take turns, several times; printed are medians, the
+network's rate as a share of the bare socket's, and the CPU time of both processes together.
+
+    python tests/bench/bench_channel.py --sizes 1000000 --repeat 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import resource
+import socket
+import ssl
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from flwr_decentral.channel.connections import Settings
+from flwr_decentral.channel.heads import Hello
+from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, make_keys, node_folder
+from flwr_decentral.channel.network import Network
+from flwr_decentral.channel.roster import Address, Member, Roster
+from flwr_decentral.channel.tls import Security
+from flwr_decentral.core import Message, Seeds
+
+WAYS = ("bare TLS", "network TLS", "bare plain", "network plain")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one transfer: on the wall, and of both processes' CPU."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much to send, and where."""
+
+    size: int
+    count: int
+    port: int
+    keys: Path
+
+
+def cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def security(load: Load, node: int) -> Security:
+    home = node_folder(load.keys, node)
+    return Security(ca=home / CA_CERT, cert=home / CERT, key=home / KEY)
+
+
+# --- the ways -------------------------------------------------------------------------------------
+
+
+def bare(role: int, secure: bool, load: Load, pipe: Connection) -> None:
+    """Send from node 0 to node 1 as fast as a blocking socket can."""
+    contexts = security(load, role).load() if secure else None
+    if role == 1:
+        with socket.create_server(("127.0.0.1", load.port)) as listening:
+            pipe.send("ready")
+            connection, _ = listening.accept()
+    else:
+        connection = socket.create_connection(("127.0.0.1", load.port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if contexts is not None:
+        context = contexts.server if role else contexts.client
+        connection = context.wrap_socket(connection, server_side=bool(role))
+    with connection:
+        memory = memoryview(np.ones(load.size // 4, np.float32)).cast("B")
+        begin, used = time.perf_counter(), cpu()
+        for _ in range(load.count):
+            if role == 0:
+                connection.sendall(memory)
+                continue
+            got = 0
+            while got < len(memory):
+                got += connection.recv_into(memory[got:])
+        if role == 0:
+            connection.recv(1)
+        else:
+            connection.send(b"!")
+        pipe.send((time.perf_counter() - begin, cpu() - used))
+
+
+class Counting:
+    """A listener that waits for a peer, and then for so many messages."""
+
+    def __init__(self, count: int) -> None:
+        self.up, self.all = asyncio.Event(), asyncio.Event()
+        self.left = count
+
+    def received(self, source: int, message: Message) -> None:
+        """Count a message."""
+        self.left -= 1
+        if self.left <= 0:
+            self.all.set()
+
+    def peer_up(self, peer: int) -> None:
+        """Begin."""
+        self.up.set()
+
+    def peer_down(self, peer: int, dropped: Sequence[Message]) -> None:
+        """Go on: it does not happen before the end."""
+
+    def link_idle(self) -> None:
+        """Go on."""
+
+
+async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> None:
+    """Send from node 0 to node 1 through networks; node 1 answers the last message."""
+    certificates = [security(load, node) for node in (0, 1)]
+    roster = Roster.of(
+        [
+            Member(
+                index=node,
+                address=Address("127.0.0.1", load.port) if node else None,
+                fingerprint=certificates[node].load().fingerprint if secure else "",
+            )
+            for node in (0, 1)
+        ],
+        [(0, 1)],
+    )
+    hello = Hello(
+        run="bench", epoch=0, index=role, incarnation=1, algorithm="none", version="0", layout=""
+    )
+    network = Network(
+        roster,
+        hello,
+        certificates[role] if secure else Security(insecure=True),
+        Settings(limit=load.size),
+        Seeds(0).generator(role, "jitter"),
+    )
+    counting = Counting(load.count if role else 1)
+    await network.open(counting)
+    if role:
+        pipe.send("ready")
+    await counting.up.wait()
+    payload = np.ones(load.size // 4, np.float32)
+    begin, used = time.perf_counter(), cpu()
+    if role == 0:
+        for step in range(load.count):
+            network.send(1, Message(kind="model", step=step, payload=payload))
+    await counting.all.wait()
+    if role == 1:
+        network.send(0, Message(kind="done", step=0))
+    pipe.send((time.perf_counter() - begin, cpu() - used))
+    await network.close()
+
+
+def work(way: str, role: int, load: Load, pipe: Connection) -> None:
+    """Be one of the two processes."""
+    kind, secure = way.split()[0], way.endswith("TLS")
+    if kind == "bare":
+        bare(role, secure, load, pipe)
+    else:
+        asyncio.run(networked(role, secure, load, pipe))
+
+
+def measure(way: str, load: Load) -> Cost:
+    """Run both processes; the sender's clock counts, until it has heard that all is there."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(2)]
+    ends = [
+        context.Process(target=work, args=(way, role, load, pipes[role][1])) for role in range(2)
+    ]
+    ends[1].start()
+    assert pipes[1][0].recv() == "ready"
+    ends[0].start()
+    costs = [pipes[role][0].recv() for role in range(2)]
+    for end in ends:
+        end.join()
+    return Cost(costs[0][0], costs[0][1] + costs[1][1])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4_000, 100_000, 1_000_000])
+    parser.add_argument("--megabytes", type=float, default=200.0, help="of each transfer")
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    table = Table(title=f"{ssl.OPENSSL_VERSION}; load before: {os.getloadavg()[0]:.1f}")
+    for heading in ("bytes", "way", "MB/s", "of bare", "CPU ms/MB", "times bare"):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        make_keys(keys, 2, 1)
+        for size in options.sizes:
+            count = min(20_000, max(1, round(options.megabytes * 1e6 / size)))
+            found: dict[str, list[Cost]] = {way: [] for way in WAYS}
+            for _ in range(options.repeat):
+                for way in WAYS:
+                    found[way].append(measure(way, Load(size, count, free_port(), keys)))
+            megabytes = size * count / 1e6
+            base = Cost(1.0, 1.0)
+            for way in WAYS:
+                wall = statistics.median(cost.wall for cost in found[way])
+                used = statistics.median(cost.cpu for cost in found[way])
+                base = Cost(wall, used) if way.startswith("bare") else base
+                table.add_row(
+                    f"{size:,}",
+                    way,
+                    f"{megabytes / wall:.0f}",
+                    f"{base.wall / wall:.2f}",
+                    f"{1e3 * used / megabytes:.2f}",
+                    f"{used / base.cpu:.2f}",
+                )
+    console = Console()
+    console.print(table)
+    console.print(f"load after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
