@@ -29,7 +29,16 @@ from flwr_decentral.core.errors import ConfigurationError, suggest
 
 GROUP: Final = "flwr_decentral.algorithms"
 
-SHELF: Final = ("a2cid2", "adpsgd", "divshare", "dpsgd", "local", "relaysgd", "swift")
+SHELF: Final = (
+    "a2cid2",
+    "adpsgd",
+    "allreduce",
+    "divshare",
+    "dpsgd",
+    "local",
+    "relaysgd",
+    "swift",
+)
 """Names whose wheel is called ``flwr-decentral-NAME``."""
 
 
