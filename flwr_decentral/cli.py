@@ -27,6 +27,7 @@ from rich.text import Text
 
 from flwr_decentral import __version__, ops, plugins
 from flwr_decentral.arena import Arena, available_memory
+from flwr_decentral.channel import commands as sidecar
 from flwr_decentral.core.algorithm import Capabilities
 from flwr_decentral.core.errors import DecentralError
 
@@ -37,6 +38,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(sidecar.app)
 
 State = Literal["ok", "note", "broken"]
 
@@ -327,3 +330,7 @@ def _plugins() -> Iterator[Finding]:
     if not found:
         remedy = "pip install 'flwr-decentral[all]'"
         yield Finding(topic="algorithms", detail="none is installed", state="note", remedy=remedy)
+
+
+if __name__ == "__main__":
+    app()

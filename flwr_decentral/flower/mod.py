@@ -19,39 +19,31 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flwr_decentral.arena import Arena, ArenaRef
-from flwr_decentral.core import AlgorithmError, RuntimeFault
+from flwr_decentral.core import RuntimeFault
 from flwr_decentral.core.layout import Layout
-from flwr_decentral.core.transcript import vector_digest
 from flwr_decentral.localsocket import Connection, Frame
-from flwr_decentral.ops import Reference
 
+from .calls import Call, CallNext, Slot, Task, restore, run_seeded, train
 from .control import CONTROL, PROTOCOL, Job, dump_facts
+from .peer import evaluate_own, fetch, peer_facts, segment
 from .records import (
     decode,
     encode,
     message_for,
-    model_record,
-    take_arrays,
-    to_numpy,
 )
 
-Call: TypeAlias = Callable[[Message, Context], Message]
 
-
-def decentral_mod(msg: Message, context: Context, call_next: Call) -> Message:
+def decentral_mod(msg: Message, context: Context, call_next: CallNext) -> Message:
     """Train and evaluate on models that live on the nodes.
 
     A Flower mod, for ``@app.train(mods=[decentral_mod])`` and the same for ``@app.evaluate``.
@@ -79,53 +71,8 @@ def decentral_mod(msg: Message, context: Context, call_next: Call) -> Message:
             f"version {PROTOCOL}: install one version of flwr-decentral on both sides"
         )
     config = _user_config(msg, control)
-    content = _ACTIONS[str(control["do"])](_Call(msg, context, call_next), control, config)
+    content = _ACTIONS[str(control["do"])](Call(msg, context, call_next), control, config)
     return Message(content, reply_to=msg)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A message that has not been answered yet."""
-
-    message: Message
-    context: Context
-    call_next: Call
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """One call of the user's function on a node's vector."""
-
-    node: int
-    round: int
-    seed: int
-    virtual_time: float
-
-    def config(self, base: Mapping[str, Any]) -> ConfigRecord:
-        return ConfigRecord(
-            {
-                **base,
-                "server-round": self.round,
-                "seed": self.seed,
-                "virtual-time": self.virtual_time,
-            }
-        )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the generators of ``random``, numpy and, where it is loaded, torch (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the user's code may draw from it
-    if "torch" in sys.modules:
-        _seed_torch(sys.modules["torch"], seed)
-
-
-def _seed_torch(torch: Any, seed: int) -> None:
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
-        torch.manual_seed(seed)
-    else:
-        # torch.manual_seed would note down, each time, to seed a device that is not there.
-        torch.default_generator.manual_seed(seed)
 
 
 def facts_of(context: Context) -> dict[str, Any]:
@@ -146,6 +93,7 @@ def facts_of(context: Context) -> dict[str, Any]:
         "host": host_identity(),
         "versions": versions,
         "threads": threads,
+        "peer": peer_facts(context.node_config),
     }
 
 
@@ -158,7 +106,8 @@ def host_identity() -> str:
         return socket.gethostname()
 
 
-_OPS = Reference()
+_Action: TypeAlias = Callable[[Call, Mapping[str, Any], dict[str, Any]], RecordDict]
+
 _attached: dict[ArenaRef, tuple[Arena, Layout]] = {}
 
 
@@ -171,91 +120,37 @@ def _attach(job: Job) -> tuple[Arena, Layout]:
     return _attached[job.arena]
 
 
+def _slot(job: Job, node: int) -> Slot:
+    arena, layout = _attach(job)
+    return Slot(
+        layout,
+        arena.input(node),
+        arena.private_input(node),
+        arena.output(node),
+        arena.private_output(node),
+    )
+
+
 def _user_config(msg: Message, control: Mapping[str, Any]) -> dict[str, Any]:
     records = msg.content.config_records
     return dict(records.get(str(control["config-key"]), {}))
 
 
-def _hello(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+def _hello(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     del control, config
     return RecordDict({CONTROL: ConfigRecord({"facts": dump_facts(facts_of(call.context))})})
 
 
-def _run(call: _Call, job: Job, task: _Task, config: Mapping[str, Any]) -> RecordDict:
-    """Call the user's function on a node's vector; return its reply."""
-    arena, layout = _attach(job)
-    arrays = model_record(layout, arena.input(task.node), arena.private_input(task.node))
-    call.message.content = RecordDict({job.arrays_key: arrays, job.config_key: task.config(config)})
-    seed_everything(task.seed)
-    reply = call.call_next(call.message, call.context)
-    if not isinstance(reply, Message):
-        raise AlgorithmError(
-            f"the function must return a Message, as Flower's do; it returned a "
-            f"{type(reply).__name__}"
-        )
-    if reply.has_error():
-        raise RuntimeFault(f"the function replied with an error: {reply.error.reason}")
-    return reply.content
-
-
-def _run_seeded(
-    call: _Call, job: Job, task: _Task, config: Mapping[str, Any], state: bytes
-) -> RecordDict:
-    """Call the user's function with all generators seeded, also one that it only just loaded."""
-    had_torch = "torch" in sys.modules
-    content = _run(call, job, task, config)
-    if not had_torch and "torch" in sys.modules:
-        # It was not seeded when the function started; the inputs are untouched, so run again.
-        _restore(call.context, state)
-        content = _run(call, job, task, config)
-    return content
-
-
-def _restore(context: Context, state: bytes) -> None:
-    context.state.clear()
-    context.state.update(decode(state))
-
-
-def _train(
-    call: _Call, job: Job, task: _Task, config: Mapping[str, Any], state: bytes
-) -> tuple[dict[str, str], RecordDict]:
-    """Train once. What goes wrong in the user's function becomes an error in the outcome.
-
-    ``state`` is the encoded state of the node before the task, which a failure restores.
-
-    Returns
-    -------
-    dict of str to str
-        The digest of the trained vector, or the error.
-    RecordDict
-        What else the function returned.
-    """
-    arena, layout = _attach(job)
-    try:
-        content = _run_seeded(call, job, task, config, state)
-        arrays = to_numpy(take_arrays(content, job.arrays_key))
-        output = arena.output(task.node)
-        layout.flatten(arrays, output, arena.private_output(task.node))
-        if not _OPS.finite(output):
-            raise AlgorithmError(
-                "training returned parameters that are not finite (NaN or Inf); "
-                "a lower learning rate is the usual cure"
-            )
-    except Exception:  # noqa: BLE001 - whatever the user's function raises is a failed training
-        _restore(call.context, state)
-        return {"error": traceback.format_exc()}, RecordDict()
-    return {"digest": vector_digest(output)}, content
-
-
-def _train_once(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+def _train_once(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     state = encode(call.context.state)
-    outcome, content = _train(call, Job.of(control), _task_of(control), config, state)
+    job, task = Job.of(control), _task_of(control)
+    outcome, content = train(call, job, _slot(job, task.node), task, config, state)
     content[CONTROL] = ConfigRecord(dict(outcome))
     return content
 
 
-def _task_of(values: Mapping[str, Any]) -> _Task:
-    return _Task(
+def _task_of(values: Mapping[str, Any]) -> Task:
+    return Task(
         node=values["node"],
         round=values["round"],
         seed=values["seed"],
@@ -263,7 +158,7 @@ def _task_of(values: Mapping[str, Any]) -> _Task:
     )
 
 
-def _evaluate(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+def _evaluate(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     """Evaluate once, with the state that the node has where it trains."""
     job, task = Job.of(control), _task_of(control)
     connection = None
@@ -277,11 +172,11 @@ def _evaluate(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -
             if frame is None:
                 raise RuntimeFault("the engine ended while a node was fetching its state")
             before = frame.blobs[0]
-            _restore(call.context, before)
+            restore(call.context, before)
         try:
-            content = _run_seeded(call, job, task, config, before)
+            content = run_seeded(call, job, _slot(job, task.node), task, config, before)
         except Exception:  # noqa: BLE001 - whatever the user's function raises
-            _restore(call.context, before)
+            restore(call.context, before)
             return RecordDict({CONTROL: ConfigRecord({"error": traceback.format_exc()})})
         for name in list(content.array_records):
             del content[name]
@@ -297,7 +192,7 @@ def _evaluate(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -
             connection.close()
 
 
-def _host(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+def _host(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     """Serve tasks until the engine says to leave, or is gone."""
     job = Job.of(control)
     served = 0
@@ -320,7 +215,7 @@ def _host(call: _Call, control: Mapping[str, Any], config: dict[str, Any]) -> Re
     return RecordDict({CONTROL: ConfigRecord({"served": served})})
 
 
-def _serve(call: _Call, job: Job, frame: Frame, config: dict[str, Any]) -> Frame:
+def _serve(call: Call, job: Job, frame: Frame, config: dict[str, Any]) -> Frame:
     """Train one node's task; answer with the outcome, its new state and what else was returned."""
     task, node_id = _task_of(frame.header), frame.header["node-id"]
     host = call.context
@@ -333,14 +228,32 @@ def _serve(call: _Call, job: Job, frame: Frame, config: dict[str, Any]) -> Frame
     )
     name = f"{job.token}-{task.node}-{task.round}"
     message = message_for(call.message, node_id, name, RecordDict())
-    own = _Call(message, context, call.call_next)
-    outcome, content = _train(own, job, task, config, frame.blobs[0])
+    own = Call(message, context, call.call_next)
+    slot = _slot(job, task.node)
+    outcome, content = train(own, job, slot, task, config, frame.blobs[0])
     return Frame({"node": task.node, **outcome}, (encode(context.state), encode(content)))
 
 
-_ACTIONS: dict[str, Callable[[_Call, Mapping[str, Any], dict[str, Any]], RecordDict]] = {
+def _reporting(action: _Action) -> _Action:
+    """Let an error be the reply: whatever the user raises is no reason to lose the node."""
+
+    def report(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+        state = encode(call.context.state)
+        try:
+            return action(call, control, config)
+        except Exception:  # noqa: BLE001 - see above
+            restore(call.context, state)
+            return RecordDict({CONTROL: ConfigRecord({"error": traceback.format_exc()})})
+
+    return report
+
+
+_ACTIONS: dict[str, _Action] = {
     "hello": _hello,
     "host": _host,
     "train": _train_once,
     "evaluate": _evaluate,
+    "segment": segment,
+    "evaluate-own": _reporting(evaluate_own),
+    "fetch": fetch,
 }

@@ -1,0 +1,92 @@
+"""Asking a sidecar something over its local socket."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from flwr_decentral.core import (
+    AlgorithmError,
+    ConfigurationError,
+    DecentralError,
+    PeerError,
+    RuntimeFault,
+)
+from flwr_decentral.localsocket import Frame, FrameBuffer, encode_frame, is_own, native
+
+_RETRY_S: Final = 0.05
+_ANSWER_S: Final = 120.0
+"""Seconds that an answer may take: connecting anew to all neighbors is part of some."""
+_FAULTS: Final[Mapping[str, type[DecentralError]]] = {
+    kind.fault: kind for kind in (ConfigurationError, AlgorithmError, PeerError, RuntimeFault)
+}
+
+
+def ask(
+    address: str, do: str, blobs: Sequence[bytes] = (), *, patience: float = 10.0, **values: Any
+) -> dict[str, Any]:
+    """Say one thing to a sidecar, and return its answer.
+
+    Parameters
+    ----------
+    address : str
+        Its socket: a path, or a name after ``@`` in Linux's abstract namespace.
+    do : str
+        What is asked; see :mod:`flwr_decentral.channel.sidecar`.
+    blobs : sequence of bytes
+        What goes with it.
+    patience : float (default: 10.0)
+        Seconds to wait for a sidecar that is about to start.
+    **values
+        The details.
+
+    Raises
+    ------
+    RuntimeFault
+        If there is no sidecar, it belongs to another user, or it does not answer.
+    DecentralError
+        If it refuses, with the fault that it has found.
+    """
+    with _connect(address, patience) as connection:
+        if not is_own(connection):
+            raise RuntimeFault(f"the process that listens at {address} is another user's")
+        connection.settimeout(_ANSWER_S)
+        try:
+            connection.sendall(encode_frame({"do": do, **values}, blobs))
+            answer = _receive(connection).header
+        except OSError as error:
+            raise RuntimeFault(
+                f"the sidecar at {address} has not answered {do!r}: {error!r}"
+            ) from error
+    if answer.get("do") == "refused":
+        kind = _FAULTS.get(str(answer.get("fault")), RuntimeFault)
+        raise kind(str(answer.get("reason")))
+    return answer
+
+
+def _connect(address: str, patience: float) -> socket.socket:
+    deadline = time.monotonic() + patience
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(native(address))
+        except OSError as error:
+            connection.close()
+            if time.monotonic() >= deadline:
+                raise RuntimeFault(
+                    f"no sidecar listens at {address} ({error}): is `flwr-decentral sidecar` "
+                    "running on this host, for this user?"
+                ) from error
+            time.sleep(_RETRY_S)
+        else:
+            return connection
+
+
+def _receive(connection: socket.socket) -> Frame:
+    buffer = FrameBuffer()
+    while data := connection.recv(1 << 16):
+        if frames := buffer.feed(data):
+            return frames[0]
+    raise ConnectionResetError("it has closed the connection")

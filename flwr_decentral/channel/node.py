@@ -1,0 +1,310 @@
+"""One node's part in a run: its machine, its links and its trainers, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from flwr_decentral.core import (
+    Algorithm,
+    ConfigurationError,
+    DecentralError,
+    Message,
+    Seeds,
+    Site,
+    Vector,
+    from_seconds,
+)
+from flwr_decentral.core.layout import Layout
+from flwr_decentral.core.transcript import vector_digest
+from flwr_decentral.localsocket import Listener as LocalListener
+from flwr_decentral.ops import choose
+from flwr_decentral.plugins import installed, make
+
+from .clock import LoopClock
+from .connections import Settings
+from .handoff import Handoff, Slots
+from .heads import Hello
+from .network import Network
+from .orders import Order
+from .pump import Pump
+from .roster import Address
+from .rounds import Segment
+from .tls import Security
+from .transport import Listener
+
+_GATHER: Final = from_seconds(30.0)
+"""How long a node waits for all its neighbors before it begins without some of them."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a node begins with.
+
+    Attributes
+    ----------
+    layout : Layout
+        How its model lies in a vector.
+    model : ndarray of float32, shape (layout.size,)
+        The model.
+    private : bytes
+        What is not averaged.
+    """
+
+    layout: Layout
+    model: Vector
+    private: bytes
+
+
+class Relay:
+    """A transport that stays while the network behind it is replaced by one of another epoch."""
+
+    def __init__(self) -> None:
+        self.network: Network | None = None
+        self._listener: Listener | None = None
+
+    async def open(self, listener: Listener) -> None:
+        """Remember who is told."""
+        self._listener = listener
+
+    async def replace(self, network: Network) -> None:
+        """Open a network in place of the one there is, whose links break.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be opened.
+        """
+        await self._shut()
+        assert self._listener is not None
+        self.network = network
+        await network.open(self._listener)
+
+    def send(self, to: int, message: Message) -> bool:
+        """Queue a message; False if the neighbor is not up."""
+        return self.network is not None and self.network.send(to, message)
+
+    def drop(self, to: int | None = None) -> list[Message]:
+        """Take messages off the queue that have not been begun."""
+        return [] if self.network is None else self.network.drop(to)
+
+    async def close(self) -> None:
+        """Close every link."""
+        await self._shut()
+        self._listener = None
+
+    async def _shut(self) -> None:
+        if self.network is None:
+            return
+        old, self.network = self.network, None
+        up = old.up
+        await old.close()
+        if self._listener is not None:
+            for peer in up:
+                self._listener.peer_down(peer, ())
+
+
+class Node:
+    """Take part in a run. Made by :meth:`begin`.
+
+    Attributes
+    ----------
+    order : Order
+        The last one.
+    handoff : str
+        Where trainers attach.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        start: Start,
+        *,
+        security: Security,
+        listen: Address | None,
+        incarnation: int,
+        patience: float,
+    ) -> None:
+        self.order = order
+        self._layout = start.layout
+        self._security, self._listen, self._incarnation = security, listen, incarnation
+        clock = LoopClock(asyncio.get_running_loop())
+        model = start.model.copy()
+        model.flags.writeable = False
+        self._relay = Relay()
+        listener = LocalListener()
+        self.handoff = listener.address
+        self._trainer = Handoff(
+            Slots(
+                size=start.layout.size,
+                private_bytes=start.layout.private_bytes,
+                blob=start.layout.pack(),
+            ),
+            listener,
+            clock,
+            from_seconds(patience),
+            lambda: self._pump.machine.model,
+        )
+        self._trainer.private = start.private
+        self._clock = clock
+        algorithm = _algorithm(order, start.layout)
+        self._pump = Pump(algorithm, self._site(model), self._relay, self._trainer, clock)
+        self._segment: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def begin(cls, order: Order, start: Start, **options: Any) -> Node:
+        """Connect to the neighbors, and begin.
+
+        Raises
+        ------
+        ConfigurationError
+            If the order cannot be carried out here. It says why.
+        """
+        node = cls(order, start, **options)
+        try:
+            await node._relay.open(node._pump)
+            await node._relay.replace(node._network(order))
+            node._trainer.open()
+        except BaseException:
+            await node.close()
+            raise
+        node._pump.start(patience=_GATHER, after=order.after)
+        return node
+
+    @property
+    def error(self) -> DecentralError | None:
+        """What has ended this node's part, if anything has."""
+        return self._pump.error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no segment is under way."""
+        return self._segment is None or self._segment.done()
+
+    def status(self) -> dict[str, Any]:
+        """Say how it goes, as plain values."""
+        network = self._relay.network
+        return {
+            "index": self.order.index,
+            "epoch": self.order.epoch,
+            "algorithm": str(self._pump.algorithm),
+            "idle": self.is_idle,
+            "trainer": self._trainer.trainer,
+            "counted": self._pump.metrics(),
+            "network": {} if network is None else network.counters(),
+            "error": "" if self.error is None else str(self.error),
+        }
+
+    async def move(self, order: Order) -> None:
+        """Adopt what another order says of roster and topology.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is not for the same node, algorithm and layout.
+        """
+        mine, its = self.order, order
+        for name in ("index", "algorithm", "version", "parameters", "layout", "seed"):
+            if getattr(mine, name) != getattr(its, name):
+                raise ConfigurationError(
+                    f"an order of run {its.run} changes {name} from {getattr(mine, name)!r} to "
+                    f"{getattr(its, name)!r} in the middle of the run"
+                )
+        self._finish_segment()
+        if its.epoch != mine.epoch:
+            network = self._network(order)
+            self.order = order
+            self._pump.adopt(self._site(self._pump.machine.model), after=order.after or None)
+            await self._relay.replace(network)
+        self.order = order
+
+    def train(self, order: Order) -> None:
+        """Begin a segment; the trainer gets the report as it is sent away."""
+        end = None
+        if order.seconds < math.inf:
+            end = self._clock.now() + from_seconds(order.seconds)
+        self._segment = asyncio.create_task(self._run(Segment(last_round=order.until, until=end)))
+
+    def leave_behind(self) -> Start:
+        """Copy the model for another run to begin with."""
+        return Start(self._layout, self._pump.machine.model.copy(), self._trainer.private)
+
+    async def close(self) -> None:
+        """End."""
+        self._pump.stop("the run has ended on this node")
+        if self._segment is not None:
+            self._segment.cancel()
+            await asyncio.gather(self._segment, return_exceptions=True)
+        await self._trainer.close()
+        await self._relay.close()
+
+    # ------------------------------------------------------------------------------ inside
+
+    async def _run(self, segment: Segment) -> None:
+        try:
+            await self._pump.run(segment)
+        except DecentralError as error:
+            self._trainer.dismiss({"error": str(error)})
+        else:
+            self._trainer.dismiss({"report": self._report()})
+
+    def _report(self) -> dict[str, Any]:
+        counted = self._pump.metrics()
+        return {
+            "round": int(counted["rounds"]),
+            "digest": vector_digest(self._pump.machine.model),
+            "counted": counted,
+        }
+
+    def _finish_segment(self) -> None:
+        """End the segment that is under way; its trainer has gone, or there would be no order."""
+        if self._segment is not None and not self._segment.done():
+            self._segment.cancel()
+            self._pump.pause()
+
+    def _site(self, model: Vector) -> Site:
+        order = self.order
+        return Site(
+            node=order.index,
+            topology=order.topology,
+            layout=self._layout,
+            initial=model,
+            seeds=Seeds(order.seed).of(order.index),
+            ops=choose(),
+        )
+
+    def _network(self, order: Order) -> Network:
+        hello = Hello(
+            run=order.run,
+            epoch=order.epoch,
+            index=order.index,
+            incarnation=self._incarnation,
+            algorithm=order.algorithm,
+            version=order.version,
+            layout=order.layout,
+        )
+        settings = Settings(
+            limit=4 * self._layout.size,
+            listen=self._listen,
+            uplink_bps=None if order.uplink == math.inf else order.uplink,
+        )
+        # Jitter is there to differ from node to node and from start to start.
+        dice = np.random.Generator(np.random.PCG64(self._incarnation + order.index))
+        return Network(order.roster, hello, self._security, settings, dice)
+
+
+def _algorithm(order: Order, layout: Layout) -> Algorithm:
+    """Make the algorithm that an order asks for."""
+    plugin = installed().get(order.algorithm)
+    if plugin is not None and plugin.version != order.version:
+        raise ConfigurationError(
+            f"the run uses version {order.version} of {order.algorithm}, this node has version "
+            f"{plugin.version}: install one version everywhere"
+        )
+    algorithm = make(order.algorithm, **dict(order.parameters))
+    algorithm.check(order.topology, layout)  # what it warns of, the ServerApp has said
+    return algorithm

@@ -1,0 +1,324 @@
+"""The sidecar: the process beside a SuperNode in which its node of the gossip lives.
+
+Flower starts a new ClientApp process for each message. The sidecar outlives them: it holds the
+node's machine, its model and its links, relays while the node does not train, and never competes
+with training for an interpreter.
+
+A client of the sidecar connects to its local socket, says one thing and gets one answer:
+
+=========  =====================================  =============================================
+``do``     asks                                   answer
+=========  =====================================  =============================================
+who        who is this node                       ``me``: address, fingerprint, run, versions
+status     how is it                              ``status``: peers, rates, refusals, lease
+order      train a segment                        ``accepted``: where to attach as the trainer;
+                                                  ``unprimed``: give me the model with the order
+model      where the model can be fetched         ``accepted``: where to attach
+=========  =====================================  =============================================
+
+An order may carry three byte strings: the layout, the model and the private bytes to begin with.
+What a client cannot have is answered with ``refused``, the fault and the reason. Who trains learns
+of the end of the segment, and gets the report, as it is sent away by the hand-off.
+
+**Lease.** Each order says how long the sidecar may go on without another. After that, one that was
+started by a client's process exits, and an operator's lets go of the run: gossip ends some time
+after ``flwr stop`` even though nobody can tell the sidecar.
+
+**Runs.** A sidecar serves one run; another is refused while the lease lives. A run with a
+``resume`` key leaves its model behind under that name, and begins with what it finds there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import numpy as np
+
+from flwr_decentral.core import ConfigurationError, DecentralError, RuntimeFault
+from flwr_decentral.core.layout import Layout
+from flwr_decentral.localsocket import Frame, FrameBuffer, Listener, encode_frame, is_own
+
+from .node import Node, Start
+from .orders import Order
+from .roster import Address
+from .tls import Security
+
+_LOGGER: Final = logging.getLogger(__name__)
+_PATIENCE_S: Final = 30.0
+"""How long a client may take to say what it wants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a sidecar is started.
+
+    Attributes
+    ----------
+    socket : str
+        Where clients find it: a path, or a name after ``@`` in Linux's abstract namespace.
+    address : Address, optional
+        Where peers reach it; None if they cannot, and it only dials.
+    listen : Address, optional
+        Where it listens; by default at ``address``.
+    security : Security
+        Its certificate, or ``insecure``.
+    own : bool (default: False)
+        Whether a client's process has started it: then it ends with its lease.
+    """
+
+    socket: str
+    address: Address | None
+    listen: Address | None = None
+    security: Security
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A model that outlives its run."""
+
+    layout: str
+    start: Start
+
+
+class Sidecar:
+    """Serve one node.
+
+    Parameters
+    ----------
+    options : Options
+        How it was started.
+    clock : callable (default: time.monotonic)
+        Tells the seconds on a clock that never goes back.
+
+    Raises
+    ------
+    ConfigurationError
+        If a certificate cannot be used.
+    RuntimeFault
+        If another process listens at the socket.
+    """
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+        contexts = options.security.load()
+        self.fingerprint = "" if contexts is None else contexts.fingerprint
+        self._options, self._clock = options, clock
+        # A clock of the host's, so that a new process comes after an old one.
+        self._incarnation = time.time_ns()
+        self._listener = Listener(options.socket)
+        self._node: Node | None = None
+        self._lease = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._kept: dict[str, _Kept] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+        self._busy = asyncio.Lock()
+
+    async def serve(self) -> None:
+        """Serve until :meth:`stop` is called or, if it is to end with its lease, until then."""
+        _LOGGER.info("sidecar of process %d listens at %s", os.getpid(), self._listener.address)
+        if self._options.own:
+            self._renew(_PATIENCE_S)
+        accept = asyncio.create_task(self._accept())
+        try:
+            await self._over.wait()
+        finally:
+            accept.cancel()
+            jobs = list(self._jobs)
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(accept, *jobs, return_exceptions=True)
+            if self._alarm is not None:
+                self._alarm.cancel()
+            await self._let_go()
+            self._listener.close()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._over.set()
+
+    # ------------------------------------------------------------------------------ clients
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener.socket)
+            if not is_own(connection):
+                connection.close()
+                continue
+            job = asyncio.create_task(self._attend(connection))
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+
+    async def _attend(self, connection: Any) -> None:
+        """Answer one client."""
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        buffer = FrameBuffer()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                frames: list[Frame] = []
+                while not frames:
+                    data = await loop.sock_recv(connection, 1 << 20)
+                    if not data:
+                        return
+                    frames = buffer.feed(data)
+            answer = await self._answer(frames[0])
+            await loop.sock_sendall(connection, encode_frame(answer))
+        except (OSError, TimeoutError):
+            pass  # it has gone, or never said what it wants
+        except DecentralError as error:
+            refusal = {"do": "refused", "fault": error.fault, "reason": str(error.args[0])}
+            with contextlib.suppress(OSError):
+                await loop.sock_sendall(connection, encode_frame(refusal))
+        finally:
+            connection.close()
+
+    async def _answer(self, frame: Frame) -> dict[str, Any]:
+        match frame.header.get("do"):
+            case "who":
+                return {"do": "me", **self._facts()}
+            case "status":
+                return {"do": "status", **self._status()}
+            case "order":
+                order = Order.from_json(str(frame.header.get("order")))
+                patience = float(frame.header.get("allowed", 3600.0))
+                async with self._busy:
+                    return await self._carry_out(order, frame.blobs, patience)
+            case "model":
+                return {"do": "accepted", "handoff": self._handoff_of(frame.header.get("run"))}
+            case other:
+                raise RuntimeFault(f"the sidecar does not know {other!r}")
+
+    def _handoff_of(self, run: object) -> str:
+        if self._node is None or self._node.order.run != run:
+            raise RuntimeFault(f"this node holds no model of run {run}")
+        return self._node.handoff
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "address": str(self._options.address or ""),
+            "fingerprint": self.fingerprint,
+            "run": "" if self._node is None else self._node.order.run,
+            "version": version("flwr-decentral"),
+            "process": os.getpid(),
+        }
+
+    def _status(self) -> dict[str, Any]:
+        node = self._node
+        return {
+            **self._facts(),
+            "lease": max(0.0, self._lease - self._clock()) if node is not None else 0.0,
+            "kept": sorted(self._kept),
+            **({} if node is None else node.status()),
+        }
+
+    # ------------------------------------------------------------------------------ orders
+
+    async def _carry_out(
+        self, order: Order, blobs: Sequence[bytes], patience: float
+    ) -> dict[str, Any]:
+        """Begin a segment."""
+        node = self._node
+        if node is not None and node.order.run != order.run:
+            left = self._lease - self._clock()
+            if left > 0 and node.error is None and not node.is_idle:
+                raise RuntimeFault(
+                    f"this node takes part in run {node.order.run}, whose lease lasts for another "
+                    f"{left:.0f} s; run {order.run} is refused until then"
+                )
+            await self._let_go()
+            node = None
+        if node is not None and (node.error is not None or blobs):
+            await self._let_go()
+            node = None
+        if node is None:
+            start = self._start_of(order, blobs)
+            if start is None:
+                return {"do": "unprimed"}
+            node = await Node.begin(
+                order,
+                start,
+                security=self._options.security,
+                listen=self._options.listen,
+                incarnation=self._incarnation,
+                patience=patience,
+            )
+            self._node = node
+        else:
+            await node.move(order)
+        self._renew(order.lease)
+        node.train(order)
+        return {"do": "accepted", "handoff": node.handoff}
+
+    def _start_of(self, order: Order, blobs: Sequence[bytes]) -> Start | None:
+        """Find what the node begins with: what an earlier run has left, or what came along."""
+        kept = self._kept.get(order.resume) if order.resume else None
+        if kept is not None and kept.layout != order.layout:
+            raise ConfigurationError(
+                f"the model kept as {order.resume!r} has another layout ({kept.layout}) than this "
+                f"run's ({order.layout}): choose another name for resume"
+            )
+        if kept is not None:
+            return kept.start
+        if len(blobs) != 3:
+            return None
+        layout = Layout.unpack(blobs[0])
+        if layout.hash != order.layout:
+            raise ConfigurationError(
+                f"the order is for the layout {order.layout}, the model that came with it has "
+                f"{layout.hash}: another version of the app runs on this node"
+            )
+        model = np.frombuffer(blobs[1], np.float32)
+        if len(model) != layout.size or len(blobs[2]) != layout.private_bytes:
+            raise RuntimeFault(
+                f"the model that came with an order has {len(model)} scalars and {len(blobs[2])} "
+                f"private bytes, not {layout.size} and {layout.private_bytes}"
+            )
+        return Start(layout, model, blobs[2])
+
+    # ------------------------------------------------------------------------------ the lease
+
+    def _renew(self, seconds: float) -> None:
+        self._lease = self._clock() + seconds
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        run = "" if self._node is None else f" of run {self._node.order.run}"
+        _LOGGER.info("the lease%s is over", run)
+        if self._options.own:
+            self.stop()
+        else:
+            job = asyncio.create_task(self._let_go())
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+
+    async def _let_go(self) -> None:
+        """End the node's part in its run, and keep its model if that was asked for."""
+        node, self._node = self._node, None
+        if node is None:
+            return
+        if node.order.resume:
+            start = node.leave_behind()
+            self._kept[node.order.resume] = _Kept(start.layout.hash, start)
+        await node.close()
+
+
+async def run_sidecar(options: Options) -> None:
+    """Serve in this process until it is told to end by a signal, or by its lease."""
+    sidecar = Sidecar(options)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, sidecar.stop)
+    await sidecar.serve()

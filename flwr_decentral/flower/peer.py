@@ -1,0 +1,243 @@
+"""The ClientApp side of real time: training for the node's sidecar.
+
+A SuperNode's node config says where the sidecar is, or how to start one:
+
+================  ==============================================================================
+``peer-socket``   the local socket of a sidecar that an operator has started; nothing else is read
+``peer-address``  where peers reach this node, ``host:port``; empty if they cannot, and it dials
+``peer-listen``   where the sidecar listens, if that is another address
+``peer-ca``,      PEM files: the CA of all nodes, this node's certificate, and its key
+``peer-cert``,
+``peer-key``
+``peer-insecure`` true to speak plaintext without certificates
+================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from logging import INFO
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.logger import log
+
+from flwr_decentral.channel.attachment import Assignment, Attachment
+from flwr_decentral.channel.client import ask
+from flwr_decentral.channel.orders import Order
+from flwr_decentral.core import AlgorithmError, DecentralError, RuntimeFault
+from flwr_decentral.core.layout import Layout
+
+from .calls import Call, Slot, Task, run_seeded, train
+from .control import CONTROL
+from .records import encode, to_numpy, to_record
+
+_KEYS: Final = ("socket", "address", "listen", "ca", "cert", "key", "insecure")
+_START_S: Final = 30.0
+"""Seconds that a sidecar may take to start."""
+
+
+class _Names(NamedTuple):
+    arrays_key: str
+    config_key: str
+
+
+def has_peer(node_config: Mapping[str, Any]) -> bool:
+    """Tell whether a node config speaks of a sidecar."""
+    return any(f"peer-{key}" in node_config for key in _KEYS)
+
+
+def peer_facts(node_config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Ask this node's sidecar who it is, and start it if need be.
+
+    Returns
+    -------
+    dict or None
+        What the ServerApp has to know; ``error`` if there is no sidecar; None if there is to be
+        none.
+    """
+    if not has_peer(node_config):
+        return None
+    try:
+        return ask(_find(node_config), "who", patience=_START_S)
+    except DecentralError as error:
+        return {"error": str(error)}
+
+
+def _find(node_config: Mapping[str, Any]) -> str:
+    """Tell where the sidecar listens; start it unless it runs, or is an operator's."""
+    if socket := str(node_config.get("peer-socket", "")):
+        return socket
+    arguments = sidecar_arguments(node_config)
+    address = _own_socket(arguments)
+    with contextlib.suppress(RuntimeFault):
+        ask(address, "who", patience=0.0)
+        return address
+    log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
+    with log_file.open("ab") as output:
+        # A session of its own: it has to outlive this process.
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "flwr_decentral.cli"),
+                *("sidecar", "--own", "--socket", address),
+                *arguments,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    log(INFO, "Started a sidecar, process %d, which logs to %s", process.pid, log_file)
+    return address
+
+
+def sidecar_arguments(node_config: Mapping[str, Any]) -> list[str]:
+    """Write what a node config says of the sidecar as arguments of the command line."""
+    arguments = []
+    for key in ("address", "listen", "ca", "cert", "key"):
+        if value := str(node_config.get(f"peer-{key}", "")):
+            arguments += [f"--{key}", value]
+    if node_config.get("peer-insecure", False):
+        arguments.append("--insecure")
+    return arguments
+
+
+def _own_socket(arguments: Sequence[str]) -> str:
+    """Name the socket of the sidecar that is started with these arguments, for this user."""
+    digest = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
+    name = f"flwr-decentral-sidecar-{os.getuid()}-{digest}"
+    if sys.platform != "linux":  # pragma: no cover - not on Linux
+        return str(Path(tempfile.gettempdir()) / name)
+    return f"@{name}"
+
+
+# --- a segment ------------------------------------------------------------------------------------
+
+
+def segment(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+    """Train for the sidecar until the segment is over; reply with the report."""
+    order = Order.from_json(str(control["order"]))
+    names = _names(control)
+    socket = _find(call.context.node_config)
+    blobs = _prime(call, control, names, order)
+    answer = ask(
+        socket,
+        "order",
+        blobs,
+        patience=_START_S,
+        order=str(control["order"]),
+        allowed=float(control["patience"]),
+    )
+    if answer["do"] == "unprimed":
+        return RecordDict({CONTROL: ConfigRecord({"unprimed": True})})
+    rounds: list[int] = []
+    contents: list[bytes] = []
+    with Attachment(answer["handoff"], {}) as attachment:
+        layout = Layout.unpack(attachment.blob)
+        while (assignment := attachment.next()) is not None:
+            content = _train(call, names, layout, attachment, assignment, config, order.index)
+            if content is not None:
+                rounds.append(assignment.round)
+                contents.append(content)
+        farewell = attachment.farewell or {}
+    if "report" not in farewell:
+        error = farewell.get("error") or farewell.get("reason") or "the sidecar did not say why"
+        return RecordDict({CONTROL: ConfigRecord({"error": str(error)})})
+    report: dict[str, Any] = {"report": json.dumps(farewell["report"])}
+    return RecordDict({CONTROL: ConfigRecord({**report, "rounds": rounds, "contents": contents})})
+
+
+def _prime(
+    call: Call, control: Mapping[str, Any], names: _Names, order: Order
+) -> tuple[bytes, ...]:
+    """Take the model to begin with out of the message: layout, vector and private bytes."""
+    if names.arrays_key not in call.message.content.array_records:
+        return ()
+    model = to_numpy(call.message.content.array_records[names.arrays_key])
+    layout = Layout.of(model, private=control["private-keys"], frozen=control["frozen-keys"])
+    if layout.hash != order.layout:
+        raise AlgorithmError(
+            f"node {order.index} lays the model out as {layout.hash}, the ServerApp as "
+            f"{order.layout}: install one version of flwr-decentral everywhere"
+        )
+    vector, private = layout.flatten(model)
+    return layout.pack(), vector.tobytes(), private.tobytes()
+
+
+def _train(
+    call: Call,
+    names: _Names,
+    layout: Layout,
+    attachment: Attachment,
+    assignment: Assignment,
+    config: Mapping[str, Any],
+    index: int,
+) -> bytes | None:
+    """Train one round, and hand it over; return the rest of the reply if it counts."""
+    slot = Slot(
+        layout,
+        assignment.model,
+        assignment.private,
+        assignment.output,
+        assignment.private_output,
+    )
+    task = Task(node=index, round=assignment.round, seed=assignment.seed, virtual_time=0.0)
+    before = encode(call.context.state)
+    outcome, content = train(call, names, slot, task, config, before)
+    if "error" in outcome:
+        log(INFO, "Training failed in round %d:\n%s", assignment.round, outcome["error"])
+        attachment.fail(assignment, outcome["error"])
+        return None
+    return encode(content) if attachment.commit(assignment) else None
+
+
+# --- between segments -----------------------------------------------------------------------------
+
+
+def evaluate_own(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+    """Evaluate the model that the sidecar holds."""
+    with _fetching(call, control) as attachment:
+        layout = Layout.unpack(attachment.blob)
+        model, private = attachment.fetch()
+        nothing = np.empty(0, np.float32), np.empty(0, np.uint8)
+        slot = Slot(layout, model, private, *nothing)
+        task = Task(
+            node=int(control["node"]),
+            round=int(control["round"]),
+            seed=int(control["seed"]),
+            virtual_time=0.0,
+        )
+        before = encode(call.context.state)
+        content = run_seeded(call, _names(control), slot, task, config, before)
+    for name in list(content.array_records):
+        del content[name]
+    return content
+
+
+def fetch(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+    """Send the model that the sidecar holds."""
+    del config
+    with _fetching(call, control) as attachment:
+        layout = Layout.unpack(attachment.blob)
+        model, private = attachment.fetch()
+        return RecordDict({"model": to_record(layout.unflatten(model, private))})
+
+
+def _fetching(call: Call, control: Mapping[str, Any]) -> Attachment:
+    """Attach to the sidecar without being its trainer."""
+    address = _find(call.context.node_config)
+    answer = ask(address, "model", patience=_START_S, run=str(control["run"]))
+    return Attachment(answer["handoff"], {})
+
+
+def _names(control: Mapping[str, Any]) -> _Names:
+    return _Names(str(control["arrays-key"]), str(control["config-key"]))
