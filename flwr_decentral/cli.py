@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -129,6 +130,42 @@ def doctor() -> None:
             console.print(Text(f"  {finding.topic}: {finding.remedy}"), soft_wrap=True)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to write them: a new or empty folder.")],
+    nodes: Annotated[int, typer.Option(help="How many nodes, numbered from 0.", min=1)],
+    days: Annotated[int, typer.Option(help="How long the certificates hold.", min=1)] = 365,
+) -> None:
+    """Make a private CA and a certificate for each node, for a trial."""
+    from flwr_decentral.channel import keys as maker
+
+    try:
+        prints = maker.make_keys(folder, nodes, days)
+    except DecentralError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"Made a CA and {nodes} certificates that hold {days} days.\n")
+    for node, fingerprint in enumerate(prints):
+        console.print(f"node {node}  sha256:{fingerprint}")
+    home = f"{maker.node_folder(folder, 0)}/"
+    console.print(
+        f"\nCopy one folder to each host, {home} to the one of node 0, and keep the files readable "
+        "by its user alone.\nThen name them in that SuperNode's --node-config, with its own "
+        "partition-id and address:\n"
+    )
+    console.print(
+        f'  partition-id=0 num-partitions={nodes} peer-address="HOST:PORT" '
+        f'peer-ca="PATH/{maker.CA_CERT}" peer-cert="PATH/{maker.CERT}" '
+        f'peer-key="PATH/{maker.KEY}"',
+        markup=False,
+    )
+    console.print(
+        f"\n{folder / maker.CA_KEY} can sign more nodes: no host needs it, so keep it offline or "
+        "delete it."
+    )
 
 
 def _algorithms(found: dict[str, plugins.Plugin]) -> Table:

@@ -169,7 +169,7 @@ def explain(error: OSError) -> Refusal:
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = _VERDICTS.get(error.verify_code, Reason.BAD_CERTIFICATE)
         return Refusal(reason, f"its certificate does not hold: {error.verify_message}")
-    name = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    name = getattr(error, "reason", None) or ""
     if name in _ALERTS:
         return Refusal(f"peer:{_ALERTS[name]}", "it refuses this node's certificate")
     if "ALERT" in name:
