@@ -1,17 +1,5 @@
 """The running state of a node.
 
-Messages, all of one round, which ``step`` names:
-
-========  ==============================================================================
-sum       to the parent: what this node and those below it have trained, of one chunk
-mean      to the children: what the owner made of it
-ask       to the parent, for a mean: it has not come, and my sum is out
-have      in answer: that mean is out (it was sent before, so it is lost if it is not there)
-want      in answer: send that sum, or that mean, again
-view      this is the round that I am at, and what I know of the links, as a number
-link      a claim about a link, see :mod:`flwr_decentral.core.linkstate`
-========  ==============================================================================
-
 The rules:
 
 * *A sum belongs to a view.* Nodes with the same view have the same trees, so no model is in a sum
@@ -58,14 +46,9 @@ from flwr_decentral.core import (
 )
 from flwr_decentral.core.linkstate import CLAIM, Claim, LinkState
 
+from .messages import ASK, HAVE, MEAN, SUM, VIEW, WANT, fits, note, values
+from .reduction import Reduction
 from .routes import OWNER, Forest, forests
-
-SUM: Final = "sum"
-MEAN: Final = "mean"
-ASK: Final = "ask"
-HAVE: Final = "have"
-WANT: Final = "want"
-VIEW: Final = "view"
 
 RETRY: Final = "retry"
 PATIENCE: Final = "patience"
@@ -92,18 +75,12 @@ class AllReduceMachine(Machine):
         The round of the current training and the exchange after it.
     training : bool
         The trainer is at work.
-    own : ndarray of float32, shape (layout.size,), optional
-        What this node adds to the sums.
     away : bool
         This node takes the means of its round over, and adds nothing.
     settling : bool
         The view has changed, and may change again at once.
-    sums, ahead : dict
-        (count, values or None) by (chunk, child): what came for this round and for the next.
-    means : dict
-        (count, values) by chunk.
-    sent : set of int
-        The chunks whose sum is out.
+    reduction : Reduction
+        What there is of the round.
     unsure : set of int
         The chunks of the model that are not the mean of the last round.
     present : int
@@ -119,13 +96,9 @@ class AllReduceMachine(Machine):
         "links",
         "round",
         "training",
-        "own",
         "away",
         "settling",
-        "sums",
-        "ahead",
-        "means",
-        "sent",
+        "reduction",
         "unsure",
         "present",
         "heard_at",
@@ -139,11 +112,7 @@ class AllReduceMachine(Machine):
         self.links = LinkState(site.node, site.topology)
         self.round = 1
         self.training = self.away = self.settling = False
-        self.own: Vector | None = None
-        self.sums: dict[tuple[int, int], tuple[int, Vector | None]] = {}
-        self.ahead: dict[tuple[int, int], tuple[int, Vector | None]] = {}
-        self.means: dict[int, tuple[int, Vector]] = {}
-        self.sent: set[int] = set()
+        self.reduction = Reduction(site, partition)
         self.unsure: set[int] = set()
         self.present = site.size
         self.heard_at = self.interval = 0
@@ -169,13 +138,9 @@ class AllReduceMachine(Machine):
     def _children(self, chunk: int) -> tuple[int, ...]:
         return self._forests[chunk].children[self.site.node]
 
-    @property
-    def _missing(self) -> list[int]:
-        return [c for c in range(self.partition.fragments) if c not in self.means]
-
     def _awaited(self, chunk: int) -> list[int]:
         """List the children whose sum of a chunk is still to come."""
-        return [child for child in self._children(chunk) if (chunk, child) not in self.sums]
+        return self.reduction.awaited(chunk, self._children(chunk))
 
     @property
     def waits_for(self) -> tuple[int, ...]:
@@ -183,7 +148,7 @@ class AllReduceMachine(Machine):
         if self.training and not self.away:
             return ()
         waits = set()
-        for chunk in self._missing:
+        for chunk in self.reduction.missing:
             waits.update(self._awaited(chunk) or [self._parent(chunk)])
         return tuple(sorted(waits & self.up))
 
@@ -202,7 +167,7 @@ class AllReduceMachine(Machine):
         if self.away:
             yield Report(name="unused-training")
         elif self.site.ops.finite(event.after):
-            self.own = event.after
+            self.reduction.own = event.after
         else:
             yield Report(name="training-not-finite")
         round = self.round
@@ -220,7 +185,7 @@ class AllReduceMachine(Machine):
             else:
                 news = self.links.hear(claim)
                 yield from self._tell(news, event.at, but=source if news == claim else None)
-        elif not self._fits(message):
+        elif not fits(message, self.partition):
             yield Report(name="bad-message", nbytes=message.nbytes)
         else:
             if message.step > self.round + 1:
@@ -236,7 +201,7 @@ class AllReduceMachine(Machine):
         """Begin the exchange anew, ask for what has not come, or go on without."""
         if event.name == SETTLE:
             self.settling = False
-            for chunk in sorted(self.means):
+            for chunk in sorted(self.reduction.means):
                 if self._parent(chunk) != OWNER:
                     yield self._mean_for(self._parent(chunk), chunk)
             yield from self._exchange()
@@ -250,11 +215,11 @@ class AllReduceMachine(Machine):
         elif self.heard_at + self.patience > event.at:
             yield SetTimer(name=PATIENCE, at=self.heard_at + self.patience)
         else:
-            missing = self._missing
+            missing = self.reduction.missing
             yield Report(name="missing-mean", count=len(missing))
-            own = self.model if self.own is None else self.own
+            own = self.model if self.reduction.own is None else self.reduction.own
             for chunk in missing:
-                self.means[chunk] = 1, self.site.ops.pack(own, self.partition, chunk)
+                self.reduction.means[chunk] = 1, self.site.ops.pack(own, self.partition, chunk)
             yield from self._finish()
             self.unsure = set(missing)
 
@@ -279,46 +244,29 @@ class AllReduceMachine(Machine):
         chunks = self.partition.fragments
         first = self.site.node * chunks // self.site.size + 1
         for chunk in range(first, first + chunks):
-            if chunk % chunks not in self.means:
+            if chunk % chunks not in self.reduction.means:
                 yield from self._advance(chunk % chunks)
         yield from self._end()
 
     def _advance(self, chunk: int) -> Iterator[Command]:
         """Send the sum of a chunk, or make its mean, if all terms are there."""
         ready = self.away or not self.training
-        if not ready or self.settling or chunk in self.sent or self._awaited(chunk):
+        if not ready or self.settling or chunk in self.reduction.sent or self._awaited(chunk):
             return
         parent = self._parent(chunk)
         if parent != OWNER:
-            self.sent.add(chunk)
+            self.reduction.sent.add(chunk)
             yield self._sum_for(parent, chunk)
             return
-        count, total = self._total(chunk)
-        if total is None:
-            total = self.site.ops.pack(self.model, self.partition, chunk)
-        elif count > 1:
-            total = self.site.ops.combine([total], [1 / count])
-        yield from self._learn(chunk, count, total, source=None)
-
-    def _total(self, chunk: int) -> tuple[int, Vector | None]:
-        """Add up the own values and the children's sums, in ascending order of nodes."""
-        terms = {child: self.sums[chunk, child] for child in self._children(chunk)}
-        if self.own is not None:
-            terms[self.site.node] = 1, self.site.ops.pack(self.own, self.partition, chunk)
-        vectors = [vector for _, (_, vector) in sorted(terms.items()) if vector is not None]
-        count = sum(count for count, _ in terms.values())
-        if len(vectors) < 2:
-            return count, vectors[0] if vectors else None
-        return count, self.site.ops.combine(vectors, [1.0] * len(vectors))
+        count, mean = self.reduction.mean(chunk, self._children(chunk), self.model)
+        yield from self._learn(chunk, count, mean, source=None)
 
     def _learn(self, chunk: int, count: int, mean: Vector, source: int | None) -> Iterator[Command]:
         """Keep a mean, and pass it on."""
-        self.means[chunk] = count, mean
-        for child in self._children(chunk):
-            self.sums.pop((chunk, child), None)
+        children = self._children(chunk)
+        self.reduction.learn(chunk, count, mean, children)
         if self.away or self.settling:
             return  # who lacks it asks for it
-        children = self._children(chunk)
         # Each node begins with another child, so that not all send to the same node at once.
         after = bisect(children, self.site.node)
         for peer in (self._parent(chunk), *children[after:], *children[:after]):
@@ -326,14 +274,12 @@ class AllReduceMachine(Machine):
                 yield self._mean_for(peer, chunk)
 
     def _end(self) -> Iterator[Command]:
-        if not self.training and not self._missing:
+        if not self.training and not self.reduction.missing:
             yield from self._finish()
 
     def _finish(self) -> Iterator[Command]:
         """Make the next model of the means, and train on from it."""
-        chunks = range(self.partition.fragments)
-        self.model = self.site.ops.assemble(self.partition, [self.means[c][1] for c in chunks])
-        self.present = min(self.means[c][0] for c in chunks)
+        self.model, self.present = self.reduction.model(), self.reduction.present
         if self.present < self.site.size and not self.away:
             absent = self.site.size - self.present
             yield Report(name="absent-contribution", count=absent)
@@ -341,22 +287,18 @@ class AllReduceMachine(Machine):
             self.interval = 0
             yield SetTimer(name=RETRY, at=None)
             yield SetTimer(name=PATIENCE, at=None)
-        self._turn_to(self.round + 1, ahead=self.ahead)
+        self.reduction.turn()
+        self.round += 1
         self.unsure, self.away = set(), False
         yield from self._begin()
-
-    def _turn_to(self, round: int, ahead: dict[tuple[int, int], tuple[int, Vector | None]]) -> None:
-        self.round, self.own = round, None
-        self.sums, self.ahead = ahead, {}
-        self.means, self.sent = {}, set()
 
     def _catch_up(self, source: int, step: int, at: int) -> Iterator[Command]:
         """Take over the means of the round before the one that a neighbor is at."""
         yield Report(name="skipped-round", count=step - 1 - self.round)
-        self._turn_to(step - 1, ahead={})
-        self.away = True
+        self.reduction.turn(missed=True)
+        self.round, self.away = step - 1, True
         self.unsure = set(range(self.partition.fragments))
-        for chunk in self._missing:
+        for chunk in self.reduction.missing:
             yield self._note(source, WANT, chunk)
         if not self.training:
             yield from self._arm(at)
@@ -375,7 +317,7 @@ class AllReduceMachine(Machine):
         for peer in sorted(self.up):
             if peer != but:
                 yield Send(to=peer, message=news.message(self.round))
-        self.sums, self.ahead, self.sent = {}, {}, set()
+        self.reduction.forget_sums()
         if not self.settling:
             self.settling = True
             yield SetTimer(name=SETTLE, at=at + self.retry // 8)
@@ -388,34 +330,17 @@ class AllReduceMachine(Machine):
 
     # Messages.
 
-    def _fits(self, message: Message) -> bool:
-        """Tell whether a message is complete."""
-        chunk, count = message.header.get("chunk"), message.header.get("count")
-        if not isinstance(message.header.get("view"), int):
-            return False
-        if message.kind == VIEW:
-            return True
-        if not isinstance(chunk, int) or not 0 <= chunk < self.partition.fragments:
-            return False
-        if message.kind in (ASK, HAVE, WANT):
-            return True
-        if message.kind not in (SUM, MEAN) or not isinstance(count, int) or count < 0:
-            return False
-        if message.payload is None:
-            return message.kind == SUM and count == 0
-        return len(message.payload) == self.partition.length(chunk)
-
     def _take_sum(self, event: Received) -> Iterator[Command]:
         source, message = event.source, event.message
         step, chunk = message.step, int(message.header["chunk"])
-        box = self.sums if step == self.round else self.ahead
+        box = self.reduction.sums if step == self.round else self.reduction.ahead
         if step < self.round:
             yield from self._help(source, step, chunk)
         elif message.header["view"] != self.links.view:
             yield Report(name="stale-message", nbytes=message.nbytes)
         elif source not in self._children(chunk):
             yield Report(name="bad-message", nbytes=message.nbytes)
-        elif step == self.round and chunk in self.means:
+        elif step == self.round and chunk in self.reduction.means:
             yield self._mean_for(source, chunk)
         elif (chunk, source) in box:
             yield Report(name="duplicate-message", nbytes=message.nbytes)
@@ -432,7 +357,7 @@ class AllReduceMachine(Machine):
         here = self.away or message.header["view"] == self.links.view
         if message.step != self.round or not here:
             yield Report(name="stale-message", nbytes=message.nbytes)
-        elif chunk in self.means or payload is None:
+        elif chunk in self.reduction.means or payload is None:
             yield Report(name="duplicate-message", nbytes=message.nbytes)
         else:
             self.heard_at = event.at
@@ -448,16 +373,16 @@ class AllReduceMachine(Machine):
         if step < self.round - 1:
             yield self._note(source, VIEW)
         elif kind == WANT:
-            if current and chunk in self.sent and chunk not in self.means:
+            if current and chunk in self.reduction.sent and chunk not in self.reduction.means:
                 if self._parent(chunk) == source:
                     yield self._sum_for(source, chunk)
             else:
                 yield from self._help(source, step, chunk)
         elif kind == HAVE:
-            if current and chunk not in self.means:
+            if current and chunk not in self.reduction.means:
                 yield self._note(source, WANT, chunk)
         elif kind == ASK:
-            box = self.sums if current else self.ahead
+            box = self.reduction.sums if current else self.reduction.ahead
             if self._holds(step, chunk):
                 yield self._note(source, HAVE, chunk, step)
             elif (
@@ -477,12 +402,12 @@ class AllReduceMachine(Machine):
         """Ask for everything that has not come."""
         if self.away:
             for peer in sorted(self.up):
-                for chunk in self._missing:
+                for chunk in self.reduction.missing:
                     yield self._note(peer, ASK, chunk)
             return
         silent: set[int] = set()
-        for chunk in self._missing:
-            if chunk in self.sent:
+        for chunk in self.reduction.missing:
+            if chunk in self.reduction.sent:
                 yield self._note(self._parent(chunk), ASK, chunk)
             else:
                 silent.update(self._awaited(chunk))
@@ -492,7 +417,7 @@ class AllReduceMachine(Machine):
     def _holds(self, step: int, chunk: int) -> bool:
         """Tell whether this node has the mean of a round."""
         if step == self.round:
-            return chunk in self.means
+            return chunk in self.reduction.means
         return step == self.round - 1 and chunk not in self.unsure
 
     def _help(self, peer: int, step: int, chunk: int) -> Iterator[Command]:
@@ -503,22 +428,23 @@ class AllReduceMachine(Machine):
             if step == self.round:
                 yield self._mean_for(peer, chunk)
             else:
-                values = self.site.ops.pack(self.model, self.partition, chunk)
-                yield self._send(peer, MEAN, chunk, step, self.present, values)
+                mean = self.site.ops.pack(self.model, self.partition, chunk)
+                yield self._values(peer, MEAN, chunk, step, self.present, mean)
 
     def _sum_for(self, peer: int, chunk: int) -> Send:
-        return self._send(peer, SUM, chunk, self.round, *self._total(chunk))
+        return self._values(
+            peer, SUM, chunk, self.round, *self.reduction.total(chunk, self._children(chunk))
+        )
 
     def _mean_for(self, peer: int, chunk: int) -> Send:
-        return self._send(peer, MEAN, chunk, self.round, *self.means[chunk])
+        return self._values(peer, MEAN, chunk, self.round, *self.reduction.means[chunk])
 
-    def _send(
+    def _values(
         self, to: int, kind: str, chunk: int, step: int, count: int, payload: Vector | None
     ) -> Send:
-        header = {"chunk": chunk, "count": count, "view": self.links.view}
-        return Send(to=to, message=Message(kind=kind, step=step, payload=payload, header=header))
+        view = self.links.view
+        return values(to, kind, chunk=chunk, step=step, view=view, count=count, payload=payload)
 
     def _note(self, to: int, kind: str, chunk: int | None = None, step: int | None = None) -> Send:
-        header = {"view": self.links.view} | ({} if chunk is None else {"chunk": chunk})
         step = self.round if step is None else step
-        return Send(to=to, message=Message(kind=kind, step=step, header=header))
+        return note(to, kind, step=step, view=self.links.view, chunk=chunk)

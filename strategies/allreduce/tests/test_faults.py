@@ -73,8 +73,11 @@ def test_a_slow_node_is_asked_for_ever_less_often():
     assert cluster.counters["duplicate-message"].count == 0
 
 
-@pytest.mark.parametrize("graph", [RING, COMPLETE], ids=["ring", "complete"])
-@pytest.mark.parametrize("at", [5.3, 6.03, 6.05])
+@pytest.mark.parametrize(
+    ("graph", "at"),
+    [(RING, 5.3), (RING, 6.03), (COMPLETE, 6.05)],
+    ids=["while-training", "in-the-midst", "complete"],
+)
 def test_who_remains_goes_on_with_the_exact_average_of_who_remains(graph, at):
     cluster = run(graph, rounds=36, outages=(Outage(1, seconds(at)),))
     live = [0, 2, 3, 4]

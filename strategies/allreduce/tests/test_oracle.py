@@ -83,8 +83,8 @@ def academic(graph, rounds, chunks=None):
 @graphs
 @pytest.mark.parametrize("chunks", [0, 1, 4])
 def test_every_node_equals_the_academic_version_to_the_bit(graph, chunks):
-    cluster = run(graph, chunks=chunks)
-    expected = academic(graph, 6, chunks)
+    cluster = run(graph, rounds=4, chunks=chunks)
+    expected = academic(graph, 4, chunks)
     np.testing.assert_array_equal(cluster.models, np.tile(expected, (len(graph), 1)))
     assert not cluster.counters
 
@@ -124,7 +124,7 @@ def test_one_node_alone_only_trains():
 
 @graphs
 def test_bytes_are_those_of_an_all_reduce(graph):
-    n, rounds = len(graph), 6
+    n, rounds = len(graph), 2
     cluster = run(graph, rounds=rounds)
     assert len(cluster.sent) == 2 * (n - 1) * n * rounds
     total = sum(sent.message.nbytes - HEADER_BYTES for sent in cluster.sent)
@@ -145,7 +145,7 @@ def test_each_node_sends_as_much_as_the_others(name):
 
 
 def test_equal_shares_of_the_data_equal_centralized_training():
-    n, size, rate = 8, 12, 0.05
+    n, size, rate = 5, 12, 0.05
     rng = np.random.default_rng(7)
     inputs, outputs = rng.normal(size=(n, 20, size)), rng.normal(size=(n, 20))
 
@@ -157,10 +157,10 @@ def test_equal_shares_of_the_data_equal_centralized_training():
 
     cluster = Cluster(
         AllReduce(), topology=nx.cycle_graph(n), initial=np.zeros(size, np.float32),
-        train=train, rounds=60,
+        train=train, rounds=40,
     ).run()  # fmt: skip
     x = np.zeros(size)
-    for _ in range(60):
+    for _ in range(40):
         x = x - rate * gradient(x, inputs.reshape(-1, size), outputs.reshape(-1))
     np.testing.assert_allclose(cluster.models[0], x, rtol=1e-5, atol=1e-6)
     assert len({model.tobytes() for model in cluster.models}) == 1
