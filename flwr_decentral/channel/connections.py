@@ -239,17 +239,16 @@ class Connections:
 
     async def _dial(self, peer: int) -> None:
         """Keep a connection to a neighbor, or keep trying."""
-        timing, loop, attempts = self._timing, asyncio.get_running_loop(), 0
+        loop, attempts = asyncio.get_running_loop(), 0
         while True:
             began = loop.time()
             link = await self._call(peer)
             # Shielded: a task that is cancelled cancels what it waits for.
             lasted = link is not None and await asyncio.shield(link.over)
-            if lasted and loop.time() - began > timing.steady:
+            if lasted and loop.time() - began > self._timing.steady:
                 attempts = 0
-            pause = min(timing.longest, timing.shortest * 2**attempts)
-            attempts = min(attempts + 1, 30)
-            await asyncio.sleep(pause * (0.5 + self._generator.random()))
+            await asyncio.sleep(pause(self._timing, attempts, self._generator))
+            attempts += 1
 
     async def _call(self, peer: int) -> Link | None:
         """Connect to a neighbor, as far as the greeting; None if that fails."""
@@ -325,13 +324,14 @@ class Connections:
 
     async def _resolve(self) -> None:
         """Learn from which addresses the nodes of the roster may call."""
-        loop, known = asyncio.get_running_loop(), set()
+        loop = asyncio.get_running_loop()
+        known: Counter[str] = Counter()
         for peer in self._node.neighbors:
             address = self._roster.members[peer].address
             if address is not None:
                 with contextlib.suppress(OSError):
                     found = await loop.getaddrinfo(address.host, address.port)
-                    known |= {str(place[0]) for *_, place in found}
+                    known.update({str(place[0]) for *_, place in found})
         self._gate.know(known)
 
     def _note(self, who: str, reason: Reason, detail: str) -> None:
@@ -342,6 +342,19 @@ class Connections:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def pause(timing: Timing, attempts: int, generator: np.random.Generator) -> float:
+    """Choose how many seconds to wait after so many attempts in a row that led to nothing.
+
+    Examples
+    --------
+    >>> dice = np.random.default_rng(0)
+    >>> [round(pause(Timing(), attempts, dice), 1) for attempts in (0, 1, 2, 100)]
+    [0.2, 0.3, 0.4, 15.5]
+    """
+    usual = min(timing.longest, timing.shortest * 2.0 ** min(attempts, 60))
+    return usual * (0.5 + float(generator.random()))
 
 
 async def _connect(address: Address) -> socket.socket:

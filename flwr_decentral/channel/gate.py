@@ -10,7 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -21,7 +21,7 @@ class Places:
     Attributes
     ----------
     per_address : int (default: 16)
-        From one source address.
+        From one source address, and one more for each node of the roster that has it.
     strangers : int (default: 64)
         From all addresses together that are not in the roster.
     """
@@ -63,17 +63,18 @@ class Gate:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._pending: OrderedDict[Ticket, None] = OrderedDict()
-        self._known: frozenset[str] = frozenset()
+        self._known: Mapping[str, int] = {}
 
-    def know(self, addresses: Collection[str]) -> None:
-        """Say which source addresses are those of the roster."""
-        self._known = frozenset(addresses)
+    def know(self, addresses: Mapping[str, int]) -> None:
+        """Say which source addresses are those of the roster, and of how many nodes each is."""
+        self._known = addresses
 
     def enter(self, source: str) -> Ticket:
         """Take a place for a handshake; the oldest ones that are in its way are evicted."""
         ticket = Ticket(self, source)
         self._pending[ticket] = None
-        self._trim([t for t in self._pending if t.source == source], self._places.per_address)
+        most = self._places.per_address + self._known.get(source, 0)
+        self._trim([t for t in self._pending if t.source == source], most)
         if source not in self._known:
             strange = [t for t in self._pending if t.source not in self._known]
             self._trim(strange, self._places.strangers)

@@ -266,7 +266,7 @@ def _number(key: str, value: object) -> bytes:
     except TypeError:
         pass
     else:
-        bits = whole.bit_length() + 1
+        bits = (whole if whole >= 0 else ~whole).bit_length() + 1
         letter = next((letter for most, letter in _INTEGERS.items() if bits <= most), None)
         if letter is not None:
             return letter.encode() + _NUMBERS[letter].pack(whole)

@@ -170,6 +170,7 @@ class Link:
         self._heard = self._moved = self._loop.time()
         self._mark = (0, 0)
         self._acknowledged = 0
+        self._due = 0.0
         self._timer = self._loop.call_later(timing.handshake, self._too_slow)
 
     def greet(self) -> None:
@@ -281,8 +282,8 @@ class Link:
             self._write(self._writer.hello(self._desk.hello))
         self.up = True
         self._timer.cancel()
-        self._timer = self._loop.call_later(self._timing.keepalive, self._tick)
         self._moved = self._loop.time()
+        self._wait()
         self._desk.came_up(self)
 
     def _tell(self) -> None:
@@ -302,8 +303,16 @@ class Link:
     def _too_slow(self) -> None:
         self.refuse(Refusal(Reason.TIMEOUT, f"no HELLO within {self._timing.handshake:g} s"))
 
+    def _wait(self) -> None:
+        self._due = self._loop.time() + self._timing.keepalive
+        self._timer = self._loop.call_at(self._due, self._tick)
+
     def _tick(self) -> None:
         now, timing = self._loop.time(), self._timing
+        # A loop that was held up has heard nobody meanwhile: that is not the peer's silence.
+        late = now - self._due
+        self._heard += late
+        self._moved += late
         mark = (self._acknowledged, self.stream.written)
         if mark != self._mark or not self._desk.owes(self):
             self._mark, self._moved = mark, now
@@ -315,4 +324,4 @@ class Link:
             if not self.stream.pending:
                 self._write(self._writer.ping())
                 self._mark = (self._acknowledged, self.stream.written)
-            self._timer = self._loop.call_later(timing.keepalive, self._tick)
+            self._wait()

@@ -109,7 +109,7 @@ class Network:
         self._listener: Listener | None = None
         self._ops = choose()
         self._empty = asyncio.Event()
-        self._scheduled = self._busy = self._closing = False
+        self._scheduled = self._sending = self._closing = False
         self._alarm: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------ transport
@@ -146,7 +146,6 @@ class Network:
         """
         queued = self._uplink.put(to, message)
         if queued:
-            self._busy = True
             self._wake()
         return queued
 
@@ -342,14 +341,15 @@ class Network:
             self._alarm = loop.call_later(wait, self._wake)
         elif not self._is_busy():
             self._empty.set()
-            if self._busy:
-                self._busy = False
+            if self._sending:
+                self._sending = False
                 if self._listener is not None:
                     self._listener.link_idle()
 
     def _send(self, peer: int, batch: list[Piece]) -> None:
         link, account = self._links[peer], self._accounts[peer]
         link.send(batch)
+        self._sending = True
         if link.stream.pending:
             self._uplink.block(peer)
         for piece in batch:

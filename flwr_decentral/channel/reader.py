@@ -207,7 +207,12 @@ class FrameReader:
                     f"a message claims a payload of {head.nbytes} bytes; in this run the longest "
                     f"has {self._limit}",
                 )
-            self._incoming = _Incoming(head)
+            try:
+                self._incoming = _Incoming(head)
+            except MemoryError:
+                raise Refusal(
+                    Reason.MEMORY, f"there is no memory for a payload of {head.nbytes} bytes"
+                ) from None
         elif self._incoming is None or raw or not prefix.body:
             raise Refusal(Reason.FRAME, "there is nothing to go on with")
         missing = self._incoming.missing

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     GARBAGE = "not-our-protocol"
     FRAME = "bad-frame"
     CHECKSUM = "bad-checksum"
+    MEMORY = "no-memory-for-payload"
     # the HELLO
     PROTOCOL = "other-protocol-version"
     RUN = "other-run"

@@ -294,6 +294,15 @@ def test_a_message_costs_no_more_than_the_emulated_network_says(message):
     assert len(raw) <= HEADER_BYTES
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_an_integer_takes_the_fewest_bytes_that_it_fits_in(bits):
+    edges = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]
+    for value in edges:
+        raw = message_head(None, numbers={"a": value})
+        assert MessageHead.decode(raw).numbers == {"a": value}
+        assert len(raw) == len(message_head(None)) + 3 + bits // 8
+
+
 def test_numpy_numbers_are_numbers():
     message = Message(kind="m", step=0, header={"a": np.int64(3), "b": np.float32(0.5)})
     decoded = MessageHead.decode(MessageHead.of(message, LIMIT).encode())

@@ -11,7 +11,7 @@ PLACES = Places(per_address=2, strangers=5)
 class Hall:
     """A gate, and who was turned away."""
 
-    def __init__(self, known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, **known: int) -> None:
         self.gate = Gate(PLACES)
         self.gate.know(known)
         self.gone: list[str] = []
@@ -33,7 +33,7 @@ def test_the_oldest_of_an_address_goes():
 
 
 def test_strangers_share_few_places_and_leave_those_of_the_roster_alone():
-    hall = Hall(frozenset({"friend"}))
+    hall = Hall(friend=1)
     hall.enter("friend", "f1")
     for number in range(20):
         hall.enter(f"stranger-{number}", f"s{number}")
@@ -41,6 +41,13 @@ def test_strangers_share_few_places_and_leave_those_of_the_roster_alone():
     hall.enter("friend", "f2")
     assert len(hall.gone) == 15
     assert len(hall.gate) == 7
+
+
+def test_an_address_of_many_nodes_has_places_for_all_of_them():
+    hall = Hall(host=10)
+    for number in range(13):
+        hall.enter("host", f"{number}")
+    assert hall.gone == ["0"]
 
 
 def test_who_has_left_is_not_in_the_way():
@@ -58,7 +65,7 @@ def test_who_has_left_is_not_in_the_way():
 @given(st.lists(st.tuples(st.sampled_from("abcdefghij"), st.booleans()), max_size=60))
 def test_there_are_never_more_than_places(calls):
     gate = Gate(PLACES)
-    gate.know("ab")
+    gate.know({"a": 0, "b": 0})
     held = []
     for source, leaves in calls:
         ticket = gate.enter(source)

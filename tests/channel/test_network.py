@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flwr_decentral.channel.connections import Settings
+from flwr_decentral.channel.connections import Settings, pause
+from flwr_decentral.channel.links import Timing
 from flwr_decentral.channel.network import Network
-from flwr_decentral.channel.roster import Address
-from flwr_decentral.core import AlgorithmError, ConfigurationError, Message
+from flwr_decentral.channel.roster import Address, Roster
+from flwr_decentral.core import AlgorithmError, ConfigurationError, Message, Seeds
 
 from .loopback import BRISK, INSECURE, LIMIT, hello, loopback, model, run, same, until
 
@@ -136,8 +137,10 @@ def test_drop_hands_back_what_has_not_been_begun(passports):
             assert nodes[0].drop(1) == messages[::2]  # nothing starts before all is asked for
             assert nodes[0].drop() == messages[1::2]
             assert nodes[0].drop() == []
-            await until(lambda: world.diaries[0].idles)
-            assert nodes[0].counters()["sent"] == 0
+            nodes[0].send(1, model(1))
+            await until(lambda: world.diaries[1].messages)
+            assert nodes[0].counters()["sent"] == 1
+            assert world.diaries[0].idles <= 1  # and none for what was never sent
 
     run(work())
 
@@ -316,7 +319,7 @@ def test_of_one_incarnation_the_connection_stays_that_the_lower_index_dialed(pas
             assert a._links[1] is second
             assert b._links[0].up
             assert b.counters()["refused"] == {"second-connection": 1}
-            assert a.counters()["refused"] == {"peer:second-connection": 1}
+            await until(lambda: a.counters()["refused"] == {"peer:second-connection": 1})
 
     run(work())
 
@@ -341,5 +344,59 @@ def test_what_cannot_work_is_refused_when_it_is_opened(passports, tmp_path):
             )
             with pytest.raises(ConfigurationError, match="holds no certificate fingerprints"):
                 world.make(0, roster=bare)
+
+    run(work())
+
+
+def test_pauses_double_to_a_limit_and_jitter_comes_from_the_given_generator():
+    timing = Timing(shortest=0.5, longest=6.0)
+    for attempts, usual in ((0, 0.5), (1, 1.0), (3, 4.0), (4, 6.0), (10**6, 6.0)):
+        drawn = [pause(timing, attempts, Seeds(seed).generator(0, "x")) for seed in range(50)]
+        assert all(0.5 * usual <= one < 1.5 * usual for one in drawn)
+        assert len(set(drawn)) == 50
+        assert drawn[7] == pause(timing, attempts, Seeds(7).generator(0, "x"))
+
+
+def test_a_peer_that_is_away_is_called_again_and_again_and_logged_once(passports, caplog):
+    async def work():
+        async with loopback(passports.good) as world:
+            a = await world.open(0)
+            await until(lambda: a.counters()["peers"][1]["unreachable"] >= 3)
+            b = await world.open(1)
+            await until(lambda: a.up and b.up)
+            assert a.counters()["peers"][1]["unreachable"] == 0
+
+    run(work())
+    assert caplog.text.count("node 1 cannot be reached at 127.0.0.1") == 1
+
+
+def test_running_out_of_descriptors_is_counted_and_passes(passports):
+    async def work():
+        async with loopback(passports.good) as world:
+            loop = asyncio.get_running_loop()
+            accept, failures = loop.sock_accept, [OSError(24, "Too many open files")] * 2
+
+            async def accept_or_fail(listening):
+                if failures:
+                    raise failures.pop()
+                return await accept(listening)
+
+            loop.sock_accept = accept_or_fail
+            a, b = await world.open(0), await world.open(1)
+            await until(lambda: a.up and b.up)
+            assert b.counters()["refused"] == {"cannot-accept": 2}
+
+    run(work())
+
+
+def test_a_host_name_that_is_nowhere_is_tried_again(passports):
+    async def work():
+        async with loopback(passports.good, secure=False) as world:
+            members = [
+                world.roster.members[0],
+                replace(world.roster.members[1], address=Address("no.such.host.invalid", 1)),
+            ]
+            a = await world.open(0, roster=Roster.of(members, [(0, 1)]))
+            await until(lambda: a.counters()["peers"][1]["unreachable"] >= 2)
 
     run(work())

@@ -307,7 +307,8 @@ def test_two_hundred_half_open_connections_keep_nobody_out(passports, secure):
                     connection.connect(("127.0.0.1", world.ports[2]))
                 idle.append(connection)
             await until(lambda: c.counters()["refused"].get("too-many-handshakes", 0) > 150)
-            assert c.counters()["handshakes"] == Places().per_address
+            # Nodes 0 and 1 have the same address: there is a place for each.
+            assert c.counters()["handshakes"] == Places().per_address + 2
             a, b = await world.open(0), await world.open(1)
             await until(lambda: a.up == (1, 2) and b.up == (0, 2) and c.up == (0, 1))
             assert len(world.diaries[0].ups) == 2
