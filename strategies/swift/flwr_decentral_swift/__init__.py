@@ -26,8 +26,11 @@ Differences from the paper and its code
   irregular graphs that leaves w_ij and w_ji apart, so that the mean of all models drifts. The
   weights here are symmetric in expectation on every graph, for any influence, and the paper's own
   on regular graphs.
-- ``influence="measured"`` is ours: the paper's experiments take all influences as equal. So they
-  are not where nodes differ in speed, and then slow nodes count for more than their share.
+- ``influence="measured"`` is ours: the paper's experiments take all influences as equal. They are
+  not where nodes differ in speed. Equal weights then let a slow node's model count for more, by
+  as much as it trains less often, so that all nodes count alike in what is minimized. With the
+  measured influence the mean of all models is kept, and all rounds count alike: the paper's
+  sum of p_i f_i.
 - A neighbor that goes down takes its model out of the averages. In the code, the last model of a
   dead neighbor is averaged for ever, and pulls the others back to it.
 - ``missing="boost"`` divides by the sum of the weights that are left. The code multiplies by

@@ -50,8 +50,8 @@ class SWIFT(Algorithm):
     every : int (default: 1)
         s: average in every s-th round only. Models are sent in every round all the same.
     influence : {"uniform", "measured"}
-        How often a node ends a round, as its neighbors believe: as often as they, or as often as it
-        says that it does.
+        How often a node ends a round, as its neighbors believe: as often as they, so that all nodes
+        count alike, or as often as it says that it does, so that all rounds count alike.
     window : int (default: 16)
         Rounds that a measurement lasts; it holds for the next ones. Without effect on uniform
         influence.
