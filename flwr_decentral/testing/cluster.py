@@ -309,7 +309,7 @@ class Cluster:
             match command:
                 case Send():
                     self._referee.send(node, command)
-                    self._network.queue(node, command.to, command.message)
+                    self._send(node, command.to, command.message)
                 case Train():
                     self._begin_training(node, command)
                 case SetTimer():
@@ -322,6 +322,13 @@ class Cluster:
                     self._nodes[node].halted = True
                     self._referee.halt(node)
         self._pump(node)
+
+    def _send(self, node: int, to: int, message: Message) -> None:
+        # A link that the node has yet to be told of is none that it can send on.
+        if self._nodes[node].peers.get(to) == self._network.breaks(node, to):
+            self._network.queue(node, to, message)
+        else:
+            self.injected["unsent"] += 1
 
     def _begin_training(self, node: int, command: Train) -> None:
         self._referee.train(node, command)

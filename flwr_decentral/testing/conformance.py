@@ -40,6 +40,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from flwr_decentral.channel.rounds import Segment
 from flwr_decentral.core import (
     HEADER_BYTES,
     SECOND,
@@ -64,6 +65,7 @@ from .inspection import (
     fingerprint,
 )
 from .problems import Targets
+from .replay import Replay
 from .transcripts import digest, first_difference
 
 # The group of flwr_decentral.plugins, which this kit does without.
@@ -71,6 +73,16 @@ _GROUP = "flwr_decentral.algorithms"
 _ROUNDS = 30
 _FEW_ROUNDS = 12
 _CALM = Faults()
+_ROUGH = Faults(
+    drop=0.1,
+    delay=(0, SECOND),
+    reorder=True,
+    outages=(
+        Outage(1, round(3.3 * SECOND), round(6.7 * SECOND)),
+        Outage(0, 5 * SECOND, 6 * SECOND),
+    ),
+    slow={1: 2.0},
+)
 
 
 def default_topologies(needs_tree: bool) -> dict[str, Topology]:
@@ -299,6 +311,19 @@ class AlgorithmConformance:
             assert len(digests) == 2, "it draws random numbers, and yet the seed changes nothing"
         else:
             assert len(digests) == 1, "it draws nothing from site.seeds, and yet the seed matters"
+
+    def test_does_the_same_in_real_time(self, subject: Algorithm) -> None:
+        """The sidecar's pump makes of what happens what virtual time makes of it."""
+        problem = Targets(nodes=len(self.graph()))
+        cluster = self.run(subject, faults=_ROUGH)
+        sites = [machine.site for machine in cluster.machines]
+
+        def train(node: int, round: int, seed: int, x: Vector) -> Vector:
+            del seed
+            return problem.train(node, round, x)
+
+        segment = Segment(last_round=_FEW_ROUNDS)
+        Replay(subject, sites, train, segment).run(cluster.transcript)
 
     def test_repeats_in_a_fresh_process(self) -> None:
         """Nothing depends on hash seeds, addresses or the environment."""

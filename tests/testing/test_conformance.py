@@ -398,6 +398,7 @@ WHOLE = "test_goes_on_from_any_snapshot"
 ENDS = "test_runs_to_the_end"
 SURVIVES = "test_survives"
 DECLARES = "test_does_what_it_declares"
+REAL = "test_does_the_same_in_real_time"
 
 FLAWS = [
     (WritesToWhatItReceived, WRITES, "wrote to a vector that others read", {}),
@@ -446,6 +447,8 @@ FLAWS = [
     (DeniesThatItSends, DECLARES, "it declares communicates=False and sent", {}),
     (WantsWhatItIgnores, DECLARES, "on_link_idle is not implemented", {}),
     (FollowsTheOrderOfASet(), "test_repeats_in_a_fresh_process", "the order of a set", {}),
+    (SharesState, REAL, r"line \d+ differs\n  virtual: ", {}),
+    (UsesGlobalDice, REAL, r"line \d+ (differs|cannot be replayed)", {}),
 ]
 
 
