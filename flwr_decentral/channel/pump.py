@@ -430,9 +430,7 @@ class Pump:
 
     def _look(self) -> None:
         """End the segment if this node has nothing more to do in it."""
-        if self._segment is None or self._stepping:
-            return
-        if self._rounds.is_done_with(self._segment):
+        if self._segment is not None and self._rounds.is_done_with(self._segment):
             self.pause()
 
     def _count_rounds(self, after: int) -> Rounds:

@@ -414,6 +414,21 @@ async def test_a_result_after_the_deadline_is_late_and_the_next_task_is_taken():
 
 
 @on_a_loop
+async def test_an_old_result_is_not_taken_for_a_new_one():
+    async with sidecar() as side:
+        with await in_thread(lambda: Attachment(side.address, {})) as trainer:
+            side.start(1)
+            first = await in_thread(trainer.next)
+            assert await in_thread(trainer.commit, first)
+            side.start(2)
+            second = await in_thread(trainer.next)
+            assert not await in_thread(trainer.commit, first)
+            assert not await in_thread(trainer.fail, first, "too late")
+            assert await in_thread(trainer.commit, second)
+        assert side.outcomes.qsize() == 2
+
+
+@on_a_loop
 async def test_a_task_that_is_forgotten_is_not_answered():
     async with sidecar() as side:
         side.start(1)

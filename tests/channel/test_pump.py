@@ -340,6 +340,19 @@ def test_timers_fire_move_and_are_cancelled():
     assert fired == [(7, "b"), (7, "past"), (9, "a")]
 
 
+def test_timers_that_are_late_when_they_are_set_fire_in_that_order():
+    def script(machine, event):
+        if isinstance(event, Received):
+            yield SetTimer(name="a", at=9)
+            yield SetTimer(name="b", at=3)
+
+    rig = Rig(script)
+    rig.clock.time = 10
+    rig.pump.received(0, note())
+    rig.clock.advance(10)
+    assert rig.seen[2:] == [TimerFired(at=10, name="a"), TimerFired(at=10, name="b")]
+
+
 def test_a_timer_that_something_before_it_has_moved_does_not_fire():
     """Both were due, and the first has moved the second while that waited in the queue."""
 
@@ -585,6 +598,10 @@ def test_a_pause_lets_a_training_end():
     rig.pump.pause()
     rig.pump.pause()
     assert rig.ended == 1
+    rig.resume(Segment(last_round=9, until=99))
+    assert rig.desk.rounds == [1], "it is not begun again"
+    rig.pump.pause()
+    assert rig.clock.due is None
     rig.desk.finish()
     assert rig.kinds == ["Started", "TrainDone"]
     assert rig.desk.rounds == [1]
@@ -744,6 +761,7 @@ def test_another_graph_is_another_machine_that_goes_on_from_the_model():
     assert rig.seen == [Started(at=50, up=(0, 2))]
     np.testing.assert_array_equal(rig.pump.machine.model, model)
     assert rig.pump.machine.model is not model
+    assert not rig.pump.site.initial.flags.writeable
     rig.resume(Segment(last_round=4))
     task = rig.desk.tasks[-1][0]
     assert task.round == 4, "the trainer goes on counting"
@@ -773,6 +791,19 @@ def test_timers_and_links_of_the_old_graph_are_forgotten():
     assert rig.seen == [Started(at=0, up=(0,))]
     rig.clock.advance(100)
     assert rig.kinds == ["Started", "TimerFired"], "its own"
+
+
+def test_the_patience_of_one_epoch_is_not_that_of_the_next():
+    rig = Rig(up=(), start=False)
+    rig.pump.start(patience=100)
+    for peer in (0, 2):
+        rig.pump.peer_up(peer)
+    rig.clock.time = 50
+    rig.pump.adopt(rig.site(nx.cycle_graph(4)), Link(), patience=500)
+    rig.clock.advance(549)
+    assert rig.seen == []
+    rig.clock.advance(550)
+    assert rig.kinds == ["Started"]
 
 
 def test_nothing_changes_within_a_segment():
