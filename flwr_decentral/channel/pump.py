@@ -299,8 +299,10 @@ class Pump:
 
     def peer_down(self, peer: int, dropped: Sequence[Message] = ()) -> None:
         """Learn that a link broke, and what was queued for it."""
-        self.up.discard(peer)
         self.accounts.take_back(dropped)
+        if peer not in self.up:
+            return  # as adopt() has known before the transport that it is given
+        self.up.discard(peer)
         if self._phase is _Phase.RUNNING:
             self._post(lambda at: PeerDown(at=at, peer=peer))
             return
