@@ -1,3 +1,7 @@
+from dataclasses import replace
+from types import MappingProxyType
+
+import networkx as nx
 import pytest
 
 from flwr_decentral.testing.conformance import AlgorithmConformance
@@ -5,7 +9,15 @@ from flwr_decentral_allreduce import AllReduce
 
 
 class TestAllReduce(AlgorithmConformance):
-    algorithm = AllReduce(chunks=1, patience=60.0)
+    algorithm = AllReduce(chunks=2, patience=60.0)
+    single = AllReduce()
+    topologies = MappingProxyType(
+        {"ring": nx.cycle_graph(4), "complete": nx.complete_graph(4), "path": nx.path_graph(4)}
+    )
+
+    def storm(self):
+        # Overtaking messages are asked for again and again, which takes time to simulate.
+        return replace(super().storm(), reorder=False, delay=(0, 0), drop=0.05)
 
 
 @pytest.mark.slow
