@@ -83,7 +83,7 @@ def test_who_remains_goes_on_with_the_exact_average_of_who_remains(graph, at):
     live = [0, 2, 3, 4]
     assert [cluster.trained[node] for node in live] == [24] * 4
     assert distinct(cluster, live) == 1
-    # Repeated averaging of pulls of four fifths ends at the mean of the targets of those who remain.
+    # Averages of pulls of four fifths end at the mean of the targets of those who remain.
     np.testing.assert_allclose(cluster.models[0], TARGETS[live].mean(axis=0), atol=1e-5)
     assert cluster.now <= 32 * SECOND
 
