@@ -351,7 +351,7 @@ def pause(timing: Timing, attempts: int, generator: np.random.Generator) -> floa
     --------
     >>> dice = np.random.default_rng(0)
     >>> [round(pause(Timing(), attempts, dice), 1) for attempts in (0, 1, 2, 100)]
-    [0.2, 0.3, 0.4, 15.5]
+    [0.2, 0.3, 0.4, 2.6]
     """
     usual = min(timing.longest, timing.shortest * 2.0 ** min(attempts, 60))
     return usual * (0.5 + float(generator.random()))

@@ -59,7 +59,7 @@ class Timing:
         For any sign of life.
     stall : float (default: 60)
         For a peer to take anything of what is meant for it.
-    shortest, longest : float (default: 0.2 and 30)
+    shortest, longest : float (default: 0.2 and 5)
         Between two attempts to connect: doubled each time, and jittered by half.
     steady : float (default: 10)
         How long a link has to be up before the next attempt is the first again.
@@ -74,7 +74,7 @@ class Timing:
     patience: float = 20.0
     stall: float = 60.0
     shortest: float = 0.2
-    longest: float = 30.0
+    longest: float = 5.0
     steady: float = 10.0
     grace: float = 2.0
     linger: float = 1.0

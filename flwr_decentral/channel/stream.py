@@ -178,8 +178,6 @@ class Stream:
         """Begin to read, and tell ``user`` of everything."""
         self._user = user
         self._loop.add_reader(self._descriptor, self._readable)
-        # What came right behind the handshake is already decrypted: no reader wakes for it.
-        self._loop.call_soon(self._readable)
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write; what the kernel does not take now is kept, and written when it does."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flwr_decentral.channel.connections import Settings, pause
+from flwr_decentral.channel.frames import PREAMBLE, FrameWriter
 from flwr_decentral.channel.links import Timing
 from flwr_decentral.channel.network import Network
 from flwr_decentral.channel.roster import Address, Roster
@@ -398,5 +399,31 @@ def test_a_host_name_that_is_nowhere_is_tried_again(passports):
             ]
             a = await world.open(0, roster=Roster.of(members, [(0, 1)]))
             await until(lambda: a.counters()["peers"][1]["unreachable"] >= 2)
+
+    run(work())
+
+
+def test_close_waits_for_nobody_who_does_not_close(passports):
+    """The other end is up and does nothing more: neither reads nor hangs up."""
+    greeting = [PREAMBLE, *FrameWriter(checked=True).hello(hello(1))]
+
+    async def work():
+        async with loopback(passports.good, secure=False) as world:
+            deaf = asyncio.Event()
+
+            async def answer(reader, writer):
+                writer.transport.pause_reading()
+                writer.writelines(greeting)
+                await deaf.wait()
+                writer.transport.abort()
+
+            async with await asyncio.start_server(answer, "127.0.0.1", world.ports[1]):
+                a = await world.open(0)
+                await until(lambda: a.up)
+                a.send(1, model(4_000_000))
+                async with asyncio.timeout(BRISK.grace + BRISK.linger + 5):
+                    await a.close()
+                assert a.up == ()
+                deaf.set()
 
     run(work())

@@ -201,22 +201,25 @@ async def chatter(writer: asyncio.StreamWriter) -> None:
 
 
 def test_acknowledgements_do_not_pile_up_for_who_does_not_read(passports):
-    """It sends small messages without end, against all credit; what is owed to it is one ACK."""
+    """It sends small messages without end; what it is owed waits until it takes what it is sent."""
+    frames = FrameWriter(checked=True)
+    head = MessageHead(kind="x", step=1, numbers={}, nbytes=None).encode()
+    burst = b"".join(part for _ in range(500) for part in frames.first(head, b""))
 
     async def work():
         async with loopback(passports.good, secure=False) as world:
             b = await world.open(1)
             writer = await raw_peer(world, 1, 0)
             await until(lambda: b.up)
-            frames = FrameWriter(checked=True)
-            head = MessageHead(kind="x", step=1, numbers={}, nbytes=None).encode()
-            burst = b"".join(part for _ in range(2000) for part in frames.first(head, b""))
-            b._links[0].stream.pending += 1  # as if the kernel took nothing
-            for _ in range(5):
+            b.send(0, model(8_000_000))
+            stream = b._links[0].stream
+            await until(lambda: stream.pending)
+            owed = [(stream.pending + stream.written, len(stream._out))]
+            for round in range(1, 6):
                 writer.write(burst)
-            await until(lambda: len(world.diaries[1].messages) == 10_000)
-            assert not b._links[0].stream._out
-            b._links[0].stream.pending -= 1
+                await until(lambda n=500 * round: len(world.diaries[1].messages) == n)
+                owed.append((stream.pending + stream.written, len(stream._out)))
+            assert owed == owed[:1] * 6
             writer.transport.abort()
 
     run(work())
