@@ -24,6 +24,10 @@ _FAULTS: Final[Mapping[str, type[DecentralError]]] = {
 }
 
 
+class NoSidecar(RuntimeFault):
+    """Tell that nobody answers where the sidecar should be."""
+
+
 def ask(
     address: str, do: str, blobs: Sequence[bytes] = (), *, patience: float = 10.0, **values: Any
 ) -> dict[str, Any]:
@@ -44,20 +48,20 @@ def ask(
 
     Raises
     ------
-    RuntimeFault
-        If there is no sidecar, it belongs to another user, or it does not answer.
+    NoSidecar
+        If there is none, it belongs to another user, or it does not answer.
     DecentralError
         If it refuses, with the fault that it has found.
     """
     with _connect(address, patience) as connection:
         if not is_own(connection):
-            raise RuntimeFault(f"the process that listens at {address} is another user's")
+            raise NoSidecar(f"the process that listens at {address} is another user's")
         connection.settimeout(_ANSWER_S)
         try:
             connection.sendall(encode_frame({"do": do, **values}, blobs))
             answer = _receive(connection).header
         except OSError as error:
-            raise RuntimeFault(
+            raise NoSidecar(
                 f"the sidecar at {address} has not answered {do!r}: {error!r}"
             ) from error
     if answer.get("do") == "refused":
@@ -75,7 +79,7 @@ def _connect(address: str, patience: float) -> socket.socket:
         except OSError as error:
             connection.close()
             if time.monotonic() >= deadline:
-                raise RuntimeFault(
+                raise NoSidecar(
                     f"no sidecar listens at {address} ({error}): is `flwr-decentral sidecar` "
                     "running on this host, for this user?"
                 ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +28,7 @@ from flwr_decentral.plugins import installed, make
 
 from .clock import LoopClock
 from .connections import Settings
-from .handoff import Handoff, Slots
+from .handoff import Facts, Handoff, Slots
 from .heads import Hello
 from .network import Network
 from .orders import Order
@@ -37,6 +38,7 @@ from .rounds import Segment
 from .tls import Security
 from .transport import Listener
 
+_LOGGER: Final = logging.getLogger(__name__)
 _GATHER: Final = from_seconds(30.0)
 """How long a node waits for all its neighbors before it begins without some of them."""
 
@@ -53,11 +55,14 @@ class Start:
         The model.
     private : bytes
         What is not averaged.
+    rounds : int (default: 0)
+        The rounds of the run that have led to it.
     """
 
     layout: Layout
     model: Vector
     private: bytes
+    rounds: int = 0
 
 
 class Relay:
@@ -148,7 +153,9 @@ class Node:
             clock,
             from_seconds(patience),
             lambda: self._pump.machine.model,
+            self._admit,
         )
+        self._verdict: Facts | None = None
         self._trainer.private = start.private
         self._clock = clock
         algorithm = _algorithm(order, start.layout)
@@ -172,7 +179,7 @@ class Node:
         except BaseException:
             await node.close()
             raise
-        node._pump.start(patience=_GATHER, after=order.after)
+        node._pump.start(patience=_GATHER, after=max(order.after, start.rounds))
         return node
 
     @property
@@ -184,6 +191,11 @@ class Node:
     def is_idle(self) -> bool:
         """Whether no segment is under way."""
         return self._segment is None or self._segment.done()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a process is there to train."""
+        return self._trainer.trainer is not None
 
     def status(self) -> dict[str, Any]:
         """Say how it goes, as plain values."""
@@ -227,11 +239,13 @@ class Node:
         end = None
         if order.seconds < math.inf:
             end = self._clock.now() + from_seconds(order.seconds)
+        self._verdict = None
         self._segment = asyncio.create_task(self._run(Segment(last_round=order.until, until=end)))
 
     def leave_behind(self) -> Start:
         """Copy the model for another run to begin with."""
-        return Start(self._layout, self._pump.machine.model.copy(), self._trainer.private)
+        model, rounds = self._pump.machine.model.copy(), int(self._pump.metrics()["rounds"])
+        return Start(self._layout, model, self._trainer.private, rounds)
 
     async def close(self) -> None:
         """End."""
@@ -247,10 +261,24 @@ class Node:
     async def _run(self, segment: Segment) -> None:
         try:
             await self._pump.run(segment)
-        except DecentralError as error:
-            self._trainer.dismiss({"error": str(error)})
+            report = self._report()
+        except Exception as error:
+            _LOGGER.exception("node %d has failed", self.order.index)
+            self._dismiss({"error": str(error)})
         else:
-            self._trainer.dismiss({"report": self._report()})
+            self._dismiss({"report": report})
+
+    def _dismiss(self, verdict: Facts | None) -> None:
+        """Send the trainer away, or whoever will come to be it in this segment."""
+        self._verdict = verdict
+        if verdict is not None:
+            self._trainer.dismiss(verdict)
+
+    def _admit(self, facts: Facts) -> Facts:
+        """Let anybody attach; where the segment is over already, it leaves as soon as it can."""
+        del facts
+        asyncio.get_running_loop().call_soon(lambda: self._dismiss(self._verdict))
+        return {}
 
     def _report(self) -> dict[str, Any]:
         counted = self._pump.metrics()

@@ -14,6 +14,7 @@ status     how is it                              ``status``: peers, rates, refu
 order      train a segment                        ``accepted``: where to attach as the trainer;
                                                   ``unprimed``: give me the model with the order
 model      where the model can be fetched         ``accepted``: where to attach
+release    let go of a run that has ended         ``released``
 =========  =====================================  =============================================
 
 An order may carry three byte strings: the layout, the model and the private bytes to begin with.
@@ -24,8 +25,10 @@ of the end of the segment, and gets the report, as it is sent away by the hand-o
 started by a client's process exits, and an operator's lets go of the run: gossip ends some time
 after ``flwr stop`` even though nobody can tell the sidecar.
 
-**Runs.** A sidecar serves one run; another is refused while the lease lives. A run with a
-``resume`` key leaves its model behind under that name, and begins with what it finds there.
+**Runs.** A sidecar serves one run; another is refused until the first is released or its lease is
+over. A run with a ``resume`` key leaves its
+model behind under that name, and begins with what it finds there. The model of a run whose lease
+ran out is kept until another begins, should the ServerApp only have been slow.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -55,6 +58,8 @@ from .tls import Security
 _LOGGER: Final = logging.getLogger(__name__)
 _PATIENCE_S: Final = 30.0
 """How long a client may take to say what it wants."""
+_EXTENSION_S: Final = 30.0
+"""How long a lease is prolonged at a time while somebody trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,7 @@ class Sidecar:
         self._lease = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._kept: dict[str, _Kept] = {}
+        self._left: tuple[str, Start] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -194,10 +200,21 @@ class Sidecar:
                 patience = float(frame.header.get("allowed", 3600.0))
                 async with self._busy:
                     return await self._carry_out(order, frame.blobs, patience)
+            case "release":
+                async with self._busy:
+                    return await self._release(frame.header.get("run"))
             case "model":
                 return {"do": "accepted", "handoff": self._handoff_of(frame.header.get("run"))}
             case other:
                 raise RuntimeFault(f"the sidecar does not know {other!r}")
+
+    async def _release(self, run: object) -> dict[str, Any]:
+        """Let go of a run that has ended."""
+        if self._node is not None and self._node.order.run == run:
+            await self._let_go()
+            if self._options.own and not self._kept:
+                self._renew(_PATIENCE_S)
+        return {"do": "released"}
 
     def _handoff_of(self, run: object) -> str:
         if self._node is None or self._node.order.run != run:
@@ -231,7 +248,7 @@ class Sidecar:
         node = self._node
         if node is not None and node.order.run != order.run:
             left = self._lease - self._clock()
-            if left > 0 and node.error is None and not node.is_idle:
+            if left > 0 and node.error is None:
                 raise RuntimeFault(
                     f"this node takes part in run {node.order.run}, whose lease lasts for another "
                     f"{left:.0f} s; run {order.run} is refused until then"
@@ -262,6 +279,8 @@ class Sidecar:
 
     def _start_of(self, order: Order, blobs: Sequence[bytes]) -> Start | None:
         """Find what the node begins with: what an earlier run has left, or what came along."""
+        if not blobs and self._left is not None and self._left[0] == order.run:
+            return self._left[1]
         kept = self._kept.get(order.resume) if order.resume else None
         if kept is not None and kept.layout != order.layout:
             raise ConfigurationError(
@@ -295,6 +314,9 @@ class Sidecar:
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
+        if self._node is not None and not self._node.is_idle and self._node.is_attended:
+            self._renew(_EXTENSION_S)  # its trainer is still at it
+            return
         run = "" if self._node is None else f" of run {self._node.order.run}"
         _LOGGER.info("the lease%s is over", run)
         if self._options.own:
@@ -309,9 +331,10 @@ class Sidecar:
         node, self._node = self._node, None
         if node is None:
             return
+        start = node.leave_behind()
+        self._left = node.order.run, start
         if node.order.resume:
-            start = node.leave_behind()
-            self._kept[node.order.resume] = _Kept(start.layout.hash, start)
+            self._kept[node.order.resume] = _Kept(start.layout.hash, replace(start, rounds=0))
         await node.close()
 
 

@@ -35,7 +35,7 @@ from flwr_decentral.localsocket import Connection, Frame
 
 from .calls import Call, CallNext, Slot, Task, restore, run_seeded, train
 from .control import CONTROL, PROTOCOL, Job, dump_facts
-from .peer import evaluate_own, fetch, peer_facts, segment
+from .peer import evaluate_own, fetch, peer_facts, release, segment
 from .records import (
     decode,
     encode,
@@ -255,5 +255,6 @@ _ACTIONS: dict[str, _Action] = {
     "evaluate": _evaluate,
     "segment": segment,
     "evaluate-own": _reporting(evaluate_own),
-    "fetch": fetch,
+    "fetch": _reporting(fetch),
+    "release": _reporting(release),
 }

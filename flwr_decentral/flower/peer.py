@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,9 +31,9 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from flwr_decentral.channel.attachment import Assignment, Attachment
-from flwr_decentral.channel.client import ask
+from flwr_decentral.channel.client import NoSidecar, ask
 from flwr_decentral.channel.orders import Order
-from flwr_decentral.core import AlgorithmError, DecentralError, RuntimeFault
+from flwr_decentral.core import AlgorithmError, DecentralError
 from flwr_decentral.core.layout import Layout
 
 from .calls import Call, Slot, Task, run_seeded, train
@@ -78,25 +77,30 @@ def _find(node_config: Mapping[str, Any]) -> str:
     if socket := str(node_config.get("peer-socket", "")):
         return socket
     arguments = sidecar_arguments(node_config)
-    address = _own_socket(arguments)
-    with contextlib.suppress(RuntimeFault):
+    address = own_socket(arguments)
+    with contextlib.suppress(NoSidecar):
         ask(address, "who", patience=0.0)
         return address
     log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
-    with log_file.open("ab") as output:
-        # A session of its own: it has to outlive this process.
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "flwr_decentral.cli"),
-                *("sidecar", "--own", "--socket", address),
-                *arguments,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    log(INFO, "Started a sidecar, process %d, which logs to %s", process.pid, log_file)
+    command = [
+        *(sys.executable, "-m", "flwr_decentral.cli"),
+        *("sidecar", "--own", "--socket", address),
+        *arguments,
+    ]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # A session of its own, and nobody who waits for it: it has to outlive this process.
+    process = os.posix_spawn(
+        sys.executable,
+        command,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log_file, flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    log(INFO, "Started a sidecar, process %d, which logs to %s", process, log_file)
     return address
 
 
@@ -111,7 +115,7 @@ def sidecar_arguments(node_config: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _own_socket(arguments: Sequence[str]) -> str:
+def own_socket(arguments: Sequence[str]) -> str:
     """Name the socket of the sidecar that is started with these arguments, for this user."""
     digest = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
     name = f"flwr-decentral-sidecar-{os.getuid()}-{digest}"
@@ -129,14 +133,13 @@ def segment(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> R
     names = _names(control)
     socket = _find(call.context.node_config)
     blobs = _prime(call, control, names, order)
-    answer = ask(
-        socket,
-        "order",
-        blobs,
-        patience=_START_S,
-        order=str(control["order"]),
-        allowed=float(control["patience"]),
-    )
+    values = {"order": str(control["order"]), "allowed": float(control["patience"])}
+    try:
+        answer = ask(socket, "order", blobs, patience=_START_S, **values)
+    except NoSidecar:
+        raise  # it may be back for the next segment
+    except DecentralError as refusal:
+        return RecordDict({CONTROL: ConfigRecord({"error": str(refusal)})})
     if answer["do"] == "unprimed":
         return RecordDict({CONTROL: ConfigRecord({"unprimed": True})})
     rounds: list[int] = []
@@ -230,6 +233,13 @@ def fetch(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> Rec
         layout = Layout.unpack(attachment.blob)
         model, private = attachment.fetch()
         return RecordDict({"model": to_record(layout.unflatten(model, private))})
+
+
+def release(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
+    """Tell the sidecar that the run has ended."""
+    del config
+    ask(_find(call.context.node_config), "release", patience=0.0, run=str(control["run"]))
+    return RecordDict({CONTROL: ConfigRecord({"released": True})})
 
 
 def _fetching(call: Call, control: Mapping[str, Any]) -> Attachment:

@@ -12,6 +12,7 @@ notice by themselves.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
@@ -49,6 +50,8 @@ from .records import array_bytes, decode, to_numpy, to_record
 from .roster import Roster, newcomers
 
 _POLL: Final = 0.2
+_LEASE: Final = 900.0
+"""The most seconds that gossip goes on after the last order, once a run has been stopped."""
 _MOST_ROUNDS: Final = 2**31 - 1
 _MARGIN: Final = 60.0
 """Seconds that Flower may take to bring a message to a node and its reply back."""
@@ -115,6 +118,8 @@ class RealTime:
         self.initial_bytes = 0
         self._begin = time.monotonic()
         self._pace: float | None = None
+        self._rounds: list[int] = []
+        self._advanced = self._begin
 
     @property
     def elapsed(self) -> float:
@@ -153,7 +158,9 @@ class RealTime:
     def fetch_average(self) -> ArrayRecord:
         """Have every node send its model, once, and average them."""
         vectors, privates = [], []
-        for _, content in self._evaluations(self._present(), "fetch"):
+        for seat, content in self._evaluations(self._present(), "fetch"):
+            if error := reported_error(content):
+                raise RuntimeFault(f"node {seat.index} cannot send its model:\n{error}")
             record = content.array_records["model"]
             vector, private = self.mission.layout.flatten(to_numpy(record))
             vectors.append(vector.astype(np.float64))
@@ -163,6 +170,16 @@ class RealTime:
         mean = np.mean(vectors, axis=0).astype(np.float32)
         layout = self.mission.layout
         return to_record(layout.unflatten(mean, average_private(layout, privates)))
+
+    def release(self) -> None:
+        """Tell every node that the run has ended, so that another can begin at once."""
+        present = [seat for seat in self.seats if seat.node_id is not None]
+        waiting = {}
+        for seat in present:
+            message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
+            waiting[self.meter.push(message)] = seat
+        for _ in self._replies(waiting, time.monotonic() + _MARGIN, "the end of the run"):
+            pass
 
     def digest(self) -> str:
         """Hash the digests of all models."""
@@ -251,7 +268,9 @@ class RealTime:
         if not self.mission.algorithm.capabilities.synchronous:
             return most, seconds
         rounds = 1 if self._pace is None else max(1, int(seconds / max(self._pace, 1e-3)))
-        return min(most, following, self.done + rounds), math.inf
+        # A node that has begun anew goes on at the round that the others are at.
+        furthest = max(seat.round for seat in self._present())
+        return min(most, max(following, furthest + 1), furthest + rounds), math.inf
 
     def _segment(self, following: int) -> None:
         """Let every node train for a segment, and gather what they report."""
@@ -266,6 +285,7 @@ class RealTime:
             self._take_report(seat, reply)
         if (rounds := self.progress - before) > 0:
             self._pace = (time.monotonic() - begin) / rounds
+        self._check_progress([seat.round for seat in self.seats])
         log(
             INFO,
             "[%.0f s] rounds %d%s, %d of %d nodes, %.3g MB sent",
@@ -276,6 +296,19 @@ class RealTime:
             len(self.seats),
             sum(seat.report.get("bytes-sent", 0) for seat in self.seats) / 1e6,
         )
+
+    def _check_progress(self, rounds: list[int]) -> None:
+        """Give up when no node has gone on for longer than a training may take."""
+        now = time.monotonic()
+        if rounds != self._rounds:
+            self._rounds, self._advanced = rounds, now
+            return
+        if now - self._advanced > self.mission.patience + _MARGIN:
+            raise RuntimeFault(
+                f"no node has trained for {now - self._advanced:.0f} s; the nodes' rounds are "
+                f"{rounds}. `flwr-decentral sidecar status` on the nodes shows who is connected"
+            )
+        time.sleep(_POLL)
 
     def _order(self, seat: Seat, until: int, seconds: float, allowed: float) -> str:
         mission = self.mission
@@ -290,10 +323,10 @@ class RealTime:
             parameters=mission.algorithm.parameters,
             layout=mission.layout.hash,
             seed=mission.settings.seed,
-            after=0 if seat.primed else self.done,
+            after=0 if seat.primed or mission.algorithm.capabilities.synchronous else self.done,
             until=max(until, seat.round),
             seconds=seconds,
-            lease=allowed + mission.patience,
+            lease=min(allowed, _LEASE),
             uplink=mission.uplink,
         )
         content = RecordDict(
@@ -451,6 +484,8 @@ def lead(mission: Mission, meter: GridMeter, roster: Roster, result: Result) -> 
     except Exception as caught:  # noqa: BLE001 - what was found out until then is not lost
         why = caught if isinstance(caught, DecentralError) else repr(caught)
         status, error = f"failed: {why}", caught
+    with contextlib.suppress(RuntimeFault):  # Flower may take no more messages: then leases end
+        run.release()
     return Outcome(run.summarize(roster, status), error)
 
 

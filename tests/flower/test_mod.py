@@ -15,8 +15,8 @@ from flwr_decentral.arena import Arena
 from flwr_decentral.core import RuntimeFault
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.flower import decentral_mod
-from flwr_decentral.flower.control import CONTROL, Job, load_facts
 from flwr_decentral.flower.calls import seed_everything
+from flwr_decentral.flower.control import CONTROL, Job, load_facts
 
 from . import toys
 from .inprocess import run_in_process

@@ -35,7 +35,7 @@ class Play:
     rounds: dict[int, int] = field(default_factory=dict)
     orders: defaultdict[int, list[Order]] = field(default_factory=lambda: defaultdict(list))
     given: Counter = field(default_factory=Counter)
-    config: dict = field(default_factory=dict)
+    released: Counter = field(default_factory=Counter)
 
     def __call__(self, msg, context, call_next):
         node = int(context.node_config["partition-id"])
@@ -72,7 +72,6 @@ class Play:
             self.rounds[node] = order.after
         if node not in self.models:
             return RecordDict({CONTROL: ConfigRecord({"unprimed": True})})
-        self.config = dict(msg.content["config"])
         trained = list(range(self.rounds[node] + 1, min(order.until, 1000) + 1))
         self.models[node] += len(trained)
         self.rounds[node] += len(trained)
@@ -101,6 +100,10 @@ class Play:
             return RecordDict({CONTROL: ConfigRecord({"error": "cannot"})})
         metrics = MetricRecord({"num-examples": 1, "mean": float(self.models[node].mean())})
         return RecordDict({"m": metrics})
+
+    def release(self, node, msg, control):
+        self.released[node] += 1
+        return RecordDict({CONTROL: ConfigRecord({"released": True})})
 
     def fetch(self, node, msg, control):
         return RecordDict({"model": to_record({"w": self.models[node]})})
@@ -140,7 +143,7 @@ def test_a_run_of_a_lockstep_algorithm(tmp_path):
     assert result.run.idle_share == 0.25
     assert result.run.dispatch == "sidecar"
     # The initial model goes to each node once, and nothing else.
-    assert play.given == dict.fromkeys(range(NODES), 1)
+    assert play.given == play.released == dict.fromkeys(range(NODES), 1)
     assert result.run.grid_array_bytes == 0
     assert grids[0].array_bytes == NODES * len(to_record(ZEROS)["w"].data)
     assert len(result.arrays) == 0
@@ -251,6 +254,7 @@ def test_an_error_of_the_user_fails_the_run_and_names_the_node(tmp_path):
     with pytest.raises(RuntimeFault, match=r"node 3 has failed:\nValueError: told to fail"):
         lead(play, evaluate_every=1, results_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
+    assert play.released == dict.fromkeys(range(NODES), 1)
     document = json.loads(path.read_text())
     assert document["status"].startswith("failed: [runtime] node 3 has failed")
     assert [entry["round"] for entry in document["evaluations"]] == [1]
