@@ -274,7 +274,7 @@ class AllReduceMachine(Machine):
                 yield self._mean_for(peer, chunk)
 
     def _end(self) -> Iterator[Command]:
-        if not self.training and not self.reduction.missing:
+        if not self.training and self.reduction.complete:
             yield from self._finish()
 
     def _finish(self) -> Iterator[Command]:

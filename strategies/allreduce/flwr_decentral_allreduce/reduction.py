@@ -50,6 +50,11 @@ class Reduction(Part):
         return [c for c in range(self.partition.fragments) if c not in self.means]
 
     @property
+    def complete(self) -> bool:
+        """Whether all chunks have their means."""
+        return len(self.means) == self.partition.fragments
+
+    @property
     def present(self) -> int:
         """How many models are in the mean of every chunk."""
         return min(count for count, _ in self.means.values())
