@@ -199,7 +199,7 @@ class Connections:
                 connection, place = await loop.sock_accept(listening)
             except OSError as error:
                 # Out of descriptors, mostly: what is open may end, and must not stand still.
-                self._node.refusals.note("a caller", Refusal("cannot-accept", str(error.strerror)))
+                self._note("a caller", Reason.NO_ROOM, f"no connection: {error.strerror}")
                 await asyncio.sleep(self._timing.shortest)
                 continue
             source = str(place[0]).removeprefix("::ffff:")

@@ -37,7 +37,6 @@ _LOGGER: Final = logging.getLogger(__name__)
 _TURN: Final = 4 << 20
 """Bytes that are sent before the event loop looks at what has arrived."""
 
-
 _SMALL: Final = 1 << 14
 _BATCH: Final = 16
 """Pieces that are small go on their way together, at most so many: each call costs as much."""

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     TIMEOUT = "handshake-timeout"
     CROWD = "too-many-handshakes"
     CLOSED = "closed-in-handshake"
+    NO_ROOM = "cannot-accept"
 
 
 class Refusal(PeerError):

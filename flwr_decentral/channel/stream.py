@@ -33,7 +33,10 @@ _SMALL: Final = 1 << 14
 _ALERT: Final = bytes.fromhex("15030300020246")
 """Fatal, protocol version. OpenSSL has nothing to say to bytes that are no TLS at all."""
 
-_BLOCKED: Final = (BlockingIOError, InterruptedError, ssl.SSLWantWriteError)
+_GULP: Final = 1 << 16
+"""Bytes that are offered to the kernel at once: it is known how much it took when it took all."""
+
+_BLOCKED: Final = (BlockingIOError, InterruptedError)
 
 
 class User(Protocol):
@@ -167,8 +170,11 @@ class Stream:
         self._descriptor = connection.fileno()
         self._user: User | None = None
         self._out: deque[Bytes] = deque()
-        self._writing = False
+        self._behind = False
+        self._watching = False
         self._finishing = False
+        # TLS may have to read before it can go on writing, and the other way around.
+        self._write_waits = self._read_waits = False
         self._deadline: asyncio.TimerHandle | None = None
         self.pending = 0
         self.written = 0
@@ -186,7 +192,7 @@ class Stream:
         for part in parts:
             self._out.append(part)
             self.pending += len(part)
-        if not self._writing:
+        if not self._behind:
             self._flush()
 
     def finish(self, linger: float) -> None:
@@ -233,6 +239,9 @@ class Stream:
             secure = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
             if secure is not None and not self.over.done() and secure.pending():
                 self._loop.call_soon(self._readable)
+        if self._write_waits:
+            self._write_waits = False
+            self._flush()
         if taken and self._user is not None:
             self._user.settled()
 
@@ -241,9 +250,10 @@ class Stream:
         buffer = memoryview(bytearray(_SMALL)) if self._user is None else self._user.buffer()
         try:
             nbytes = self._socket.recv_into(buffer)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+        except (*_BLOCKED, ssl.SSLWantReadError):
             return 0
         except ssl.SSLWantWriteError:
+            self._read_waits = True
             self._watch()
             return 0
         except OSError as error:
@@ -259,9 +269,13 @@ class Stream:
         while self._out:
             part = self._next()
             try:
-                nbytes = self._socket.send(part)
-            except _BLOCKED:
+                nbytes = self._socket.send(memoryview(part)[:_GULP])
+            except (*_BLOCKED, ssl.SSLWantWriteError):
+                self._behind = True
                 self._watch()
+                return
+            except ssl.SSLWantReadError:
+                self._behind = self._write_waits = True
                 return
             except OSError as error:
                 # Not from within write(): its caller is in the middle of something.
@@ -274,9 +288,14 @@ class Stream:
                 self._out.popleft()
             else:
                 self._out[0] = memoryview(part)[nbytes:]
-        if self._writing:
-            self._writing = False
+        if self._watching:
+            self._watching = False
             self._loop.remove_writer(self._descriptor)
+        if self._read_waits:
+            self._read_waits = False
+            self._loop.call_soon(self._readable)
+        if self._behind:
+            self._behind = False
             if self._user is not None:
                 self._user.drained()
         if self._finishing:
@@ -297,8 +316,8 @@ class Stream:
         return out[0]
 
     def _watch(self) -> None:
-        if not self._writing:
-            self._writing = True
+        if not self._watching:
+            self._watching = True
             self._loop.add_writer(self._descriptor, self._flush)
 
     def _lose(self, error: OSError | None) -> None:
