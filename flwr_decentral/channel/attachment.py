@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,22 @@ _RETRY_S: Final = 0.05
 _FAULTS: Final = {
     kind.fault: kind for kind in (ConfigurationError, AlgorithmError, PeerError, RuntimeFault)
 }
+
+
+_open: WeakSet[Attachment] = WeakSet()
+
+
+def _forget_in_child() -> None:
+    """Close a forked child's copies of the sockets, such as those of a data loader's workers.
+
+    With them open, the sidecar would not see the end of a parent that has died.
+    """
+    for attachment in list(_open):
+        attachment.hang_up()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Aborted(RuntimeFault):
@@ -113,6 +130,7 @@ class Attachment:
         self._passed: list[int] = []
         self._arena: Arena | None = None
         self._socket = self._connect(patience)
+        _open.add(self)
         try:
             if not is_own(self._socket):
                 raise RuntimeFault(f"the process that listens at {address} is another user's")
@@ -164,9 +182,13 @@ class Attachment:
         """Say that there is no result, and why; False if nobody waits for one any more."""
         return self._report("failed", generation=assignment.generation, error=error)
 
-    def close(self) -> None:
-        """Let go."""
+    def hang_up(self) -> None:
+        """Close the connection; the memory stays."""
         self._socket.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.hang_up()
         if self._arena is not None:
             self._arena.close()
         for fd in self._passed:

@@ -140,6 +140,7 @@ class Handoff:
         self._alarm: Alarm | None = None
         self._attached: set[_Trainer] = set()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------------------------ for the pump
 
@@ -167,7 +168,8 @@ class Handoff:
 
     def open(self) -> None:
         """Let trainers attach, from now on, in the running event loop."""
-        self._spawn(self._accept())
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._listener.socket, self._accept)
 
     def dismiss(self, facts: Facts) -> None:
         """Tell all who are attached to leave, the trainer as soon as it is ready."""
@@ -179,6 +181,8 @@ class Handoff:
     async def close(self) -> None:
         """Let go of everything; trainers notice by the end of their connections."""
         self.cancel()
+        if self._loop is not None:
+            self._loop.remove_reader(self._listener.socket)
         jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
@@ -232,15 +236,20 @@ class Handoff:
 
     # ------------------------------------------------------------------------------ trainers
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            connection, _ = await loop.sock_accept(self._listener.socket)
-            if is_own(connection):
-                self._spawn(self._attend(_Trainer(connection)))
-            else:
-                self.strangers += 1
-                connection.close()
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.socket.accept()
+        except OSError:
+            return  # whoever called has hung up again
+        if not is_own(connection):
+            self.strangers += 1
+            connection.close()
+            return
+        trainer = _Trainer(connection)
+        job = asyncio.get_running_loop().create_task(self._attend(trainer))
+        self._jobs.add(job)
+        # Not within the task: one that is cancelled before it begins does nothing at all.
+        job.add_done_callback(lambda job: self._lose(trainer, job))
 
     async def _attend(self, trainer: _Trainer) -> None:
         """Listen to one process until its connection ends."""
@@ -260,8 +269,6 @@ class Handoff:
             self.strangers += trainer.arena is None
             refusal = {"fault": error.fault, "reason": str(error.args[0])}
             self._say(trainer, "refused", **refusal)
-        finally:
-            self._lose(trainer)
 
     def _hear(self, trainer: _Trainer, frame: Frame) -> None:
         header = frame.header
@@ -333,7 +340,8 @@ class Handoff:
             self._given = False
             self.vanished += 1
 
-    def _lose(self, trainer: _Trainer) -> None:
+    def _lose(self, trainer: _Trainer, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
         if trainer is self._trainer:
             self._vacate(trainer)
         self._attached.discard(trainer)
@@ -348,8 +356,3 @@ class Handoff:
         except OSError:
             with contextlib.suppress(OSError):
                 trainer.socket.shutdown(socket.SHUT_RDWR)
-
-    def _spawn(self, work: Any) -> None:
-        job = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)

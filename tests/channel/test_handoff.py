@@ -329,6 +329,31 @@ async def test_a_trainer_that_comes_takes_the_place_of_one_that_hangs():
         assert side.outcomes.empty()
 
 
+FORK = """
+import os
+attachment = Attachment(sys.argv[1], {})
+task = attachment.next()
+if os.fork():
+    tell("forked")
+sys.stdin.readline()  # both wait; the child also once its parent is dead
+"""
+
+
+@on_a_loop
+async def test_a_trainers_children_do_not_hide_its_death():
+    async with sidecar() as side:
+        side.start()
+        first = Process(side.address, FORK)
+        assert await first.told() == ["forked"]
+        first.kill()
+        assert await in_thread(first.process.wait) == -signal.SIGKILL
+        with await in_thread(lambda: Attachment(side.address, {})) as second:
+            while not side.handoff.vanished:
+                await asyncio.sleep(0)
+            assert (await in_thread(second.next)).generation == 2
+        await first.ended()
+
+
 SERVE = """
 import asyncio
 from flwr_decentral.channel.clock import LoopClock
@@ -519,13 +544,17 @@ async def test_another_version_is_refused(monkeypatch):
 
 
 @on_a_loop
-async def test_another_user_is_neither_served_nor_trusted(monkeypatch):
+async def test_another_user_is_not_trusted(monkeypatch):
+    monkeypatch.setattr(client, "is_own", lambda socket: False)
     async with sidecar() as side:
-        monkeypatch.setattr(client, "is_own", lambda socket: False)
         with pytest.raises(RuntimeFault, match="another user's"):
             await in_thread(lambda: Attachment(side.address, {}))
-        monkeypatch.setattr(client, "is_own", lambda socket: True)
-        monkeypatch.setattr(module, "is_own", lambda socket: False)
+
+
+@on_a_loop
+async def test_another_user_is_not_served(monkeypatch):
+    monkeypatch.setattr(module, "is_own", lambda socket: False)
+    async with sidecar() as side:
         with pytest.raises(RuntimeFault, match="has ended"):
             await in_thread(lambda: Attachment(side.address, {}))
         assert side.handoff.strangers == 1
