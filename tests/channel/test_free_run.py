@@ -145,12 +145,14 @@ def lockstep_cases():
             continue
         graphs = [shape for shape, graph in GRAPHS.items() if virtual.suits(algorithm, graph)]
         for number, shape in enumerate(graphs):
-            marks = [] if number == 0 or is_default(algorithm) else [pytest.mark.slow]
+            quick = number < 2 if is_default(algorithm) else number == 0
+            marks = [] if quick else [pytest.mark.slow]
             yield pytest.param(algorithm, shape, "memory", id=f"{name}-{shape}-memory", marks=marks)
         if is_default(algorithm):
             for kind in ("plain", "tls"):
                 case = f"{name}-{graphs[0]}-{kind}"
-                yield pytest.param(algorithm, graphs[0], kind, id=case, marks=pytest.mark.net)
+                marks = [pytest.mark.net] + [pytest.mark.slow] * (kind == "plain")
+                yield pytest.param(algorithm, graphs[0], kind, id=case, marks=marks)
 
 
 @pytest.mark.parametrize(("algorithm", "shape", "kind"), list(lockstep_cases()))
@@ -237,7 +239,8 @@ def asynchronous_cases():
             marks = [] if is_default(algorithm) else [pytest.mark.slow]
             yield pytest.param(algorithm, "memory", id=f"{name}-memory", marks=marks)
             if is_default(algorithm):
-                yield pytest.param(algorithm, "tls", id=f"{name}-tls", marks=pytest.mark.net)
+                marks = [pytest.mark.net] + [pytest.mark.slow] * (name != "gossip")
+                yield pytest.param(algorithm, "tls", id=f"{name}-tls", marks=marks)
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), list(asynchronous_cases()))
