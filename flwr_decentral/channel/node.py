@@ -133,6 +133,7 @@ class Node:
         listen: Address | None,
         incarnation: int,
         patience: float,
+        local: str | None = None,
     ) -> None:
         self.order = order
         self._layout = start.layout
@@ -141,7 +142,7 @@ class Node:
         model = start.model.copy()
         model.flags.writeable = False
         self._relay = Relay()
-        listener = LocalListener()
+        listener = LocalListener(local)
         self.handoff = listener.address
         self._trainer = Handoff(
             Slots(

@@ -262,6 +262,7 @@ class Sidecar:
             start = self._start_of(order, blobs)
             if start is None:
                 return {"do": "unprimed"}
+            address = self._options.socket
             node = await Node.begin(
                 order,
                 start,
@@ -269,6 +270,8 @@ class Sidecar:
                 listen=self._options.listen,
                 incarnation=self._incarnation,
                 patience=patience,
+                # In reach of whoever reaches the socket: containers share files, not names.
+                local=None if address.startswith("@") else f"{address}.trainer",
             )
             self._node = node
         else:
