@@ -231,7 +231,8 @@ class Node:
         if its.epoch != mine.epoch:
             network = self._network(order)
             self.order = order
-            self._pump.adopt(self._site(self._pump.machine.model), after=order.after or None)
+            site, after = self._site(self._pump.machine.model), order.after or None
+            self._pump.adopt(site, self._relay, patience=_GATHER, after=after)
             await self._relay.replace(network)
         self.order = order
 
