@@ -106,11 +106,11 @@ class Relay:
         if self.network is None:
             return
         old, self.network = self.network, None
-        up = old.up
+        dropped = {peer: old.drop(peer) for peer in old.up}
         await old.close()
         if self._listener is not None:
-            for peer in up:
-                self._listener.peer_down(peer, ())
+            for peer, messages in dropped.items():
+                self._listener.peer_down(peer, messages)
 
 
 class Node:
