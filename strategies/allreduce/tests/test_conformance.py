@@ -23,5 +23,5 @@ class TestAllReduce(AlgorithmConformance):
 @pytest.mark.slow
 class TestChunks(AlgorithmConformance):
     algorithm = AllReduce(patience=60.0)
-    variants = (AllReduce(chunks=3, retry=0.1, patience=5.0),)
+    variants = (AllReduce(chunks=3, retry=0.1, patience=7.3),)
     single = AllReduce()
