@@ -40,7 +40,9 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 	@"$(PYTHON)" -m venv "$(VENV)"
 	@"$(BIN)/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(VENV) holds an older Python: remove it and run make install again" >&2; exit 1; }
-	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check \
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check hatchling editables
+	@# The wheels share that one build backend, instead of installing it once for each.
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check --no-build-isolation \
 	  -e '.[simulation,dev]' $(STRATEGIES:%=-e %) torch torchvision flwr-datasets scikit-learn
 	@touch $@
 
