@@ -201,8 +201,8 @@ def test_a_sidecar_that_holds_no_model_is_given_one_again(caplog):
     result = lead(play, evaluate_every=1)
     assert play.given[1] == 2
     assert "The sidecar of node 1 holds no model of this run" in caplog.text
-    # The one that forgot was told how far the others were, so as to begin there.
-    assert [order.after for order in play.orders[1]][:3] == [0, 0, 1]
+    # In lockstep it hears from its neighbors where they are.
+    assert {order.after for order in play.orders[1]} == {0}
     assert play.rounds[1] == 4
     assert result.run.grid_array_bytes == 0
 
