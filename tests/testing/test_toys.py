@@ -11,11 +11,13 @@ from flwr_decentral.testing.problems import Targets
 from flwr_decentral.testing.toys import Gossip, Lockstep
 
 
+@pytest.mark.slow
 class TestGossip(AlgorithmConformance):
     algorithm = Gossip()
     registered = False
 
 
+@pytest.mark.slow
 class TestLockstep(AlgorithmConformance):
     algorithm = Lockstep()
     registered = False
