@@ -2,7 +2,6 @@ import pytest
 
 from .loopback import Passports
 
-
 LONG = {"test_free_run.py", "test_together.py", "test_trouble.py"}
 
 
