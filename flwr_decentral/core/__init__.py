@@ -15,6 +15,7 @@ from .errors import (
     DecentralError,
     PeerError,
     RuntimeFault,
+    error_of,
     suggest,
 )
 from .events import (
@@ -37,6 +38,7 @@ from .fragments import (
     Rotation,
     default_granularity,
 )
+from .inbox import InboxMachine
 from .layout import Layout
 from .mailbox import Letter, Mailbox
 from .message import HEADER_BYTES, Message, Vector
@@ -60,6 +62,7 @@ __all__ = [
     "DropQueued",
     "Event",
     "Halt",
+    "InboxMachine",
     "Interleaved",
     "Layerwise",
     "Layout",
@@ -93,6 +96,7 @@ __all__ = [
     "Tree",
     "Vector",
     "default_granularity",
+    "error_of",
     "from_seconds",
     "metropolis_hastings",
     "metropolis_weight",

@@ -58,6 +58,21 @@ class RuntimeFault(DecentralError, RuntimeError):
     fault: ClassVar[Fault] = "runtime"
 
 
+def error_of(fault: object, reason: object) -> DecentralError:
+    """Make the error that another process has reported by its party at fault and its text.
+
+    Examples
+    --------
+    >>> error_of("peer", "it sent a NaN")
+    PeerError('it sent a NaN')
+    >>> error_of("nobody we know", "something broke")
+    RuntimeFault('something broke')
+    """
+    kinds = (ConfigurationError, AlgorithmError, PeerError)
+    kind = next((kind for kind in kinds if kind.fault == fault), RuntimeFault)
+    return kind(str(reason))
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Say which known name is nearest to ``name``, and which names there are.
 

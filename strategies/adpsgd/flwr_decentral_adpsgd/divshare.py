@@ -29,7 +29,7 @@ Differences from the code
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -40,19 +40,16 @@ from flwr_decentral.core import (
     Command,
     ConfigurationError,
     DropQueued,
+    InboxMachine,
     Layout,
     Letter,
-    Machine,
-    Mailbox,
     Message,
-    PeerDown,
     PeerUp,
     Received,
     Report,
     Send,
     Site,
     Started,
-    Stopped,
     Train,
     TrainDone,
     Vector,
@@ -108,7 +105,7 @@ class ADPSGDDivShare(Algorithm):
         return ADPSGDDivShareMachine(site, self)
 
 
-class ADPSGDDivShareMachine(Machine):
+class ADPSGDDivShareMachine(InboxMachine):
     """One node of :class:`ADPSGDDivShare`.
 
     Attributes
@@ -117,8 +114,6 @@ class ADPSGDDivShareMachine(Machine):
         The model after the last training, before it was averaged: what pings are answered with.
     round : int
         The round that it is of; 0 for the initial model.
-    inbox : Mailbox
-        The newest unused model of each sender.
     pings, pongs : int
         How many this node has sent.
     heard : dict of int to int
@@ -127,14 +122,13 @@ class ADPSGDDivShareMachine(Machine):
         Whom to send to.
     """
 
-    STATE = ("model", "latest", "round", "inbox", "pings", "pongs", "heard", "peers")
+    STATE = (*InboxMachine.STATE, "latest", "round", "pings", "pongs", "heard", "peers")
 
     def __init__(self, site: Site, algorithm: ADPSGDDivShare) -> None:
         super().__init__(site)
         self.algorithm = algorithm
         self.latest: Vector = site.initial
         self.round = 0
-        self.inbox = Mailbox()
         self.pings, self.pongs = 0, 0
         self.heard: dict[int, int] = {}
         self.peers = site.seeds.generator("peers")
@@ -153,13 +147,7 @@ class ADPSGDDivShareMachine(Machine):
             for place in self.peers.integers(len(candidates), size=self.algorithm.degree // 2):
                 self.pings += 1
                 yield self._send(candidates[place], _PING, self.pings)
-        letters = self.inbox.drain()
-        self.model = event.after
-        if letters:
-            models = [event.after, *(letter.payload for letter in letters)]
-            self.model = self.site.ops.combine(models, [1 / len(models)] * len(models))
-            age = sum(event.round - letter.step for letter in letters)
-            yield Report(name="staleness", count=len(letters), total=float(age))
+        yield from self.average_models(event)
         yield Train(round=event.round + 1, model=self.model)
 
     def on_received(self, event: Received) -> Iterator[Command]:
@@ -174,30 +162,16 @@ class ADPSGDDivShareMachine(Machine):
         ):
             yield Report(name="bad-message", nbytes=message.nbytes)
             return
-        useless = self.inbox.put(Letter(source, 0, message.step, payload))
-        if useless is not None:
-            yield Report(name="superseded", nbytes=useless.nbytes)
+        yield from self.keep(Letter(source, 0, message.step, payload))
         if message.kind == _PING and number > self.heard.get(source, 0):
             self.heard[source] = number
             self.pongs += 1
             yield self._send(source, _PONG, self.pongs)
 
-    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
+    def on_peer_up(self, event: PeerUp) -> Iterable[Command]:
         """Take from a returning peer, which may have started over, whatever it sends."""
-        self.inbox.forget(event.peer)
         self.heard.pop(event.peer, None)
-        return iter(())
-
-    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
-        """Send a peer that is gone nothing more; what it has sent stays."""
-        yield DropQueued(to=event.peer)
-
-    def on_stopped(self, event: Stopped) -> Iterator[Command]:
-        """Count what came too late to be used."""
-        late = self.inbox.drain()
-        if late:
-            nbytes = sum(letter.nbytes for letter in late)
-            yield Report(name="unused", count=len(late), nbytes=nbytes)
+        return super().on_peer_up(event)
 
     def _send(self, to: int, kind: str, number: int) -> Send:
         header = {"number": number}

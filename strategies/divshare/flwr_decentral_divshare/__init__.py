@@ -54,22 +54,18 @@ from flwr_decentral.core import (
     Command,
     ConfigurationError,
     DropQueued,
+    InboxMachine,
     Layerwise,
     Layout,
     Letter,
-    Machine,
-    Mailbox,
     Message,
     Partition,
-    PeerDown,
-    PeerUp,
     Received,
     Report,
     Rotation,
     Send,
     Site,
     Started,
-    Stopped,
     Train,
     TrainDone,
     default_granularity,
@@ -185,24 +181,21 @@ def _cut(algorithm: DivShare, layout: Layout) -> Partition:
     return Rotation(layout.size, algorithm.fragments, granularity, algorithm.partition_seed)
 
 
-class DivShareMachine(Machine):
+class DivShareMachine(InboxMachine):
     """One node of :class:`DivShare`.
 
     Attributes
     ----------
-    inbox : Mailbox
-        The newest received and unused fragment of each (sender, fragment).
     peers, queue : numpy.random.Generator
         Whom to send to, and in which order.
     """
 
-    STATE = ("model", "inbox", "peers", "queue")
+    STATE = (*InboxMachine.STATE, "peers", "queue")
 
     def __init__(self, site: Site, algorithm: DivShare) -> None:
         super().__init__(site)
         self.algorithm = algorithm
         self.partition = algorithm.cut(site.layout)
-        self.inbox = Mailbox()
         self.peers = site.seeds.generator("peers")
         self.queue = site.seeds.generator("queue")
 
@@ -224,25 +217,7 @@ class DivShareMachine(Machine):
         if letter is None:
             yield Report(name="bad-fragment", nbytes=event.message.nbytes)
             return
-        useless = self.inbox.put(letter)
-        if useless is not None:
-            yield Report(name="superseded", nbytes=useless.nbytes)
-
-    def on_peer_up(self, event: PeerUp) -> Iterable[Command]:
-        """Take from a returning peer, which may have started over, whatever it sends."""
-        self.inbox.forget(event.peer)
-        return ()
-
-    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
-        """Send a peer that is gone nothing more; what it has sent stays."""
-        yield DropQueued(to=event.peer)
-
-    def on_stopped(self, event: Stopped) -> Iterator[Command]:
-        """Count what came too late to be used."""
-        late = self.inbox.drain()
-        if late:
-            nbytes = sum(letter.nbytes for letter in late)
-            yield Report(name="unused", count=len(late), nbytes=nbytes)
+        yield from self.keep(letter)
 
     def _sends(self, event: TrainDone) -> Iterator[Send]:
         candidates = np.array(sorted(self.up), dtype=np.int64)

@@ -37,19 +37,15 @@ from flwr_decentral.core import (
     Command,
     ConfigurationError,
     DropQueued,
+    InboxMachine,
     Layout,
     Letter,
-    Machine,
-    Mailbox,
     Message,
-    PeerDown,
-    PeerUp,
     Received,
     Report,
     Send,
     Site,
     Started,
-    Stopped,
     Train,
     TrainDone,
 )
@@ -102,23 +98,20 @@ class SWIFTDivShare(Algorithm):
         return SWIFTDivShareMachine(site, self)
 
 
-class SWIFTDivShareMachine(Machine):
+class SWIFTDivShareMachine(InboxMachine):
     """One node of :class:`SWIFTDivShare`.
 
     Attributes
     ----------
-    inbox : Mailbox
-        The newest unused model of each sender.
     peers : numpy.random.Generator
         Whom to send to.
     """
 
-    STATE = ("model", "inbox", "peers")
+    STATE = (*InboxMachine.STATE, "peers")
 
     def __init__(self, site: Site, algorithm: SWIFTDivShare) -> None:
         super().__init__(site)
         self.algorithm = algorithm
-        self.inbox = Mailbox()
         self.peers = site.seeds.generator("peers")
 
     def on_started(self, event: Started) -> Iterator[Command]:
@@ -134,13 +127,7 @@ class SWIFTDivShareMachine(Machine):
         message = Message(kind=_MODEL, step=event.round, payload=event.after)
         for place in self.peers.permutation(len(candidates))[:count].tolist():
             yield Send(to=candidates[place], message=message)
-        letters = self.inbox.drain()
-        self.model = event.after
-        if letters:
-            models = [event.after, *(letter.payload for letter in letters)]
-            self.model = self.site.ops.combine(models, [1 / len(models)] * len(models))
-            age = sum(event.round - letter.step for letter in letters)
-            yield Report(name="staleness", count=len(letters), total=float(age))
+        yield from self.average_models(event)
         yield Train(round=event.round + 1, model=self.model)
 
     def on_received(self, event: Received) -> Iterator[Command]:
@@ -149,22 +136,4 @@ class SWIFTDivShareMachine(Machine):
         if message.kind != _MODEL or payload is None or len(payload) != self.site.layout.size:
             yield Report(name="bad-model", nbytes=message.nbytes)
             return
-        useless = self.inbox.put(Letter(event.source, 0, message.step, payload))
-        if useless is not None:
-            yield Report(name="superseded", nbytes=useless.nbytes)
-
-    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
-        """Take from a returning peer, which may have started over, whatever it sends."""
-        self.inbox.forget(event.peer)
-        return iter(())
-
-    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
-        """Send a peer that is gone nothing more; what it has sent stays."""
-        yield DropQueued(to=event.peer)
-
-    def on_stopped(self, event: Stopped) -> Iterator[Command]:
-        """Count what came too late to be used."""
-        late = self.inbox.drain()
-        if late:
-            nbytes = sum(letter.nbytes for letter in late)
-            yield Report(name="unused", count=len(late), nbytes=nbytes)
+        yield from self.keep(Letter(event.source, 0, message.step, payload))
