@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, make_keys, node_folder
+from flwr_decentral.testing.ports import free_ports
 
 CONNECTION = "deployment"
 BIN = Path(sys.executable).parent
@@ -243,15 +244,6 @@ def make_supernode_key(path: Path) -> None:
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def wait_for_port(port: int, seconds: float = 60.0) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,25 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_decentral.arena import Arena
-from flwr_decentral.core import (
-    AlgorithmError,
-    ConfigurationError,
-    DecentralError,
-    PeerError,
-    RuntimeFault,
-    Vector,
-)
-from flwr_decentral.localsocket import Frame, FrameBuffer, encode_frame, is_own, native
+from flwr_decentral.core import RuntimeFault, Vector, error_of
+from flwr_decentral.localsocket import Frame, FrameBuffer, encode_frame
 
+from .client import connect
 from .handoff import HANDOFF, Facts
 
 SLICE_S: Final = 1.0
 """The longest that anything blocks before it looks around."""
-
-_RETRY_S: Final = 0.05
-_FAULTS: Final = {
-    kind.fault: kind for kind in (ConfigurationError, AlgorithmError, PeerError, RuntimeFault)
-}
 
 
 _open: WeakSet[Attachment] = WeakSet()
@@ -129,11 +117,10 @@ class Attachment:
         self._buffer, self._frames = FrameBuffer(), list[Frame]()
         self._passed: list[int] = []
         self._arena: Arena | None = None
-        self._socket = self._connect(patience)
+        self._socket = connect(address, patience, self._look)
+        self._socket.settimeout(SLICE_S)
         _open.add(self)
         try:
-            if not is_own(self._socket):
-                raise RuntimeFault(f"the process that listens at {address} is another user's")
             self._say("attach", version=HANDOFF, process=os.getpid(), facts=facts)
             welcome = self._hear("welcome").header
             self.facts: Facts = welcome["facts"]
@@ -223,25 +210,6 @@ class Attachment:
             self.farewell = frame.header["facts"]
         return bool(frame.header["do"] == "counted")
 
-    def _connect(self, patience: float) -> socket.socket:
-        deadline = time.monotonic() + patience
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(SLICE_S)
-            try:
-                connection.connect(native(self._address))
-            except OSError as error:
-                connection.close()
-                self._look()
-                if time.monotonic() >= deadline:
-                    raise RuntimeFault(
-                        f"no sidecar listens at {self._address} ({error}): is "
-                        "`flwr-decentral sidecar` running on this host, for this user?"
-                    ) from error
-                time.sleep(_RETRY_S)
-            else:
-                return connection
-
     def _look(self) -> None:
         if self._abort():
             raise Aborted("this process was asked to stop while it waited for the sidecar")
@@ -276,8 +244,7 @@ class Attachment:
         frame = self._frames.pop(0)
         do = frame.header.get("do")
         if do == "refused":
-            kind: type[DecentralError] = _FAULTS.get(frame.header["fault"], RuntimeFault)
-            raise kind(frame.header["reason"])
+            raise error_of(frame.header.get("fault"), frame.header.get("reason"))
         if do not in expected:
             raise RuntimeFault(f"the sidecar at {self._address} says {do!r}, not {expected}")
         return frame

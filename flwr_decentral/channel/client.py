@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from flwr_decentral.core import (
-    AlgorithmError,
-    ConfigurationError,
-    DecentralError,
-    PeerError,
-    RuntimeFault,
-)
+from flwr_decentral.core import RuntimeFault, error_of
 from flwr_decentral.localsocket import Frame, FrameBuffer, encode_frame, is_own, native
 
 _RETRY_S: Final = 0.05
+_SLICE_S: Final = 1.0
 _ANSWER_S: Final = 120.0
 """Seconds that an answer may take: connecting anew to all neighbors is part of some."""
-_FAULTS: Final[Mapping[str, type[DecentralError]]] = {
-    kind.fault: kind for kind in (ConfigurationError, AlgorithmError, PeerError, RuntimeFault)
-}
 
 
 class NoSidecar(RuntimeFault):
@@ -53,9 +45,7 @@ def ask(
     DecentralError
         If it refuses, with the fault that it has found.
     """
-    with _connect(address, patience) as connection:
-        if not is_own(connection):
-            raise NoSidecar(f"the process that listens at {address} is another user's")
+    with connect(address, patience) as connection:
         connection.settimeout(_ANSWER_S)
         try:
             connection.sendall(encode_frame({"do": do, **values}, blobs))
@@ -65,27 +55,49 @@ def ask(
                 f"the sidecar at {address} has not answered {do!r}: {error!r}"
             ) from error
     if answer.get("do") == "refused":
-        kind = _FAULTS.get(str(answer.get("fault")), RuntimeFault)
-        raise kind(str(answer.get("reason")))
+        raise error_of(answer.get("fault"), answer.get("reason"))
     return answer
 
 
-def _connect(address: str, patience: float) -> socket.socket:
+def connect(
+    address: str, patience: float, look: Callable[[], object] = lambda: None
+) -> socket.socket:
+    """Connect to a socket of a sidecar of this user.
+
+    Parameters
+    ----------
+    address : str
+        Where it listens.
+    patience : float
+        Seconds to wait for one that is about to start.
+    look : callable, optional
+        Called between two attempts; may raise to give up.
+
+    Raises
+    ------
+    NoSidecar
+        If nobody listens, or another user does.
+    """
     deadline = time.monotonic() + patience
     while True:
         connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_SLICE_S)  # a listener that is too busy to accept lets one wait
         try:
             connection.connect(native(address))
         except OSError as error:
             connection.close()
+            look()
             if time.monotonic() >= deadline:
                 raise NoSidecar(
                     f"no sidecar listens at {address} ({error}): is `flwr-decentral sidecar` "
                     "running on this host, for this user?"
                 ) from error
             time.sleep(_RETRY_S)
-        else:
+            continue
+        if is_own(connection):
             return connection
+        connection.close()
+        raise NoSidecar(f"the process that listens at {address} is another user's")
 
 
 def _receive(connection: socket.socket) -> Frame:

@@ -1,8 +1,10 @@
-"""``flwr-decentral sidecar``: serve a node, and look at one that is served."""
+"""``flwr-decentral sidecar``: serve a node, and look at one that is served.
+
+What a command needs is imported when it is called: other commands do without event loop and TLS.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from pathlib import Path
@@ -13,11 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_decentral.core import DecentralError
-
-from .client import ask
-from .roster import Address
-from .sidecar import Options, run_sidecar
-from .tls import Security
 
 app = typer.Typer(
     name="sidecar",
@@ -49,6 +46,10 @@ def serve(
     """Serve a node until a signal ends it."""
     if context.invoked_subcommand is not None:
         return
+    from .roster import Address
+    from .sidecar import Options, run_sidecar
+    from .tls import Security
+
     if not socket:
         raise typer.BadParameter("name the local socket with --socket")
     logging.basicConfig(
@@ -62,7 +63,7 @@ def serve(
             security=Security(ca=ca, cert=cert, key=key, insecure=insecure),
             own=own,
         )
-        asyncio.run(run_sidecar(options))
+        run_sidecar(options)
     except DecentralError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
@@ -74,6 +75,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print all there is, as JSON.")] = False,
 ) -> None:
     """Show peers, traffic, refusals, backlog and lease of a sidecar."""
+    from .client import ask
+
     try:
         answer = ask(socket, "status", patience=0.0)
     except DecentralError as error:

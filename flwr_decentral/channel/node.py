@@ -14,7 +14,6 @@ from flwr_decentral.core import (
     Algorithm,
     ConfigurationError,
     DecentralError,
-    Message,
     Seeds,
     Site,
     Vector,
@@ -36,7 +35,6 @@ from .pump import Pump
 from .roster import Address
 from .rounds import Segment
 from .tls import Security
-from .transport import Listener
 
 _LOGGER: Final = logging.getLogger(__name__)
 _GATHER: Final = from_seconds(30.0)
@@ -65,54 +63,6 @@ class Start:
     rounds: int = 0
 
 
-class Relay:
-    """A transport that stays while the network behind it is replaced by one of another epoch."""
-
-    def __init__(self) -> None:
-        self.network: Network | None = None
-        self._listener: Listener | None = None
-
-    async def open(self, listener: Listener) -> None:
-        """Remember who is told."""
-        self._listener = listener
-
-    async def replace(self, network: Network) -> None:
-        """Open a network in place of the one there is, whose links break.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be opened.
-        """
-        await self._shut()
-        assert self._listener is not None
-        self.network = network
-        await network.open(self._listener)
-
-    def send(self, to: int, message: Message) -> bool:
-        """Queue a message; False if the neighbor is not up."""
-        return self.network is not None and self.network.send(to, message)
-
-    def drop(self, to: int | None = None) -> list[Message]:
-        """Take messages off the queue that have not been begun."""
-        return [] if self.network is None else self.network.drop(to)
-
-    async def close(self) -> None:
-        """Close every link."""
-        await self._shut()
-        self._listener = None
-
-    async def _shut(self) -> None:
-        if self.network is None:
-            return
-        old, self.network = self.network, None
-        dropped = {peer: old.drop(peer) for peer in old.up}
-        await old.close()
-        if self._listener is not None:
-            for peer, messages in dropped.items():
-                self._listener.peer_down(peer, messages)
-
-
 class Node:
     """Take part in a run. Made by :meth:`begin`.
 
@@ -138,10 +88,11 @@ class Node:
         self.order = order
         self._layout = start.layout
         self._security, self._listen, self._incarnation = security, listen, incarnation
-        clock = LoopClock(asyncio.get_running_loop())
+        # What may be refused comes first: from here on there is something to close.
+        algorithm, self._network = _algorithm(order, start.layout), self._network_of(order)
+        self._clock = LoopClock(asyncio.get_running_loop())
         model = start.model.copy()
         model.flags.writeable = False
-        self._relay = Relay()
         listener = LocalListener(local)
         self.handoff = listener.address
         self._trainer = Handoff(
@@ -151,16 +102,15 @@ class Node:
                 blob=start.layout.pack(),
             ),
             listener,
-            clock,
+            self._clock,
             from_seconds(patience),
             lambda: self._pump.machine.model,
             self._admit,
         )
         self._verdict: Facts | None = None
         self._trainer.private = start.private
-        self._clock = clock
-        algorithm = _algorithm(order, start.layout)
-        self._pump = Pump(algorithm, self._site(model), self._relay, self._trainer, clock)
+        site = self._site(order, model)
+        self._pump = Pump(algorithm, site, self._network, self._trainer, self._clock)
         self._segment: asyncio.Task[None] | None = None
 
     @classmethod
@@ -174,8 +124,7 @@ class Node:
         """
         node = cls(order, start, **options)
         try:
-            await node._relay.open(node._pump)
-            await node._relay.replace(node._network(order))
+            await node._network.open(node._pump)
             node._trainer.open()
         except BaseException:
             await node.close()
@@ -200,7 +149,6 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Say how it goes, as plain values."""
-        network = self._relay.network
         return {
             "index": self.order.index,
             "epoch": self.order.epoch,
@@ -208,7 +156,7 @@ class Node:
             "idle": self.is_idle,
             "trainer": self._trainer.trainer,
             "counted": self._pump.metrics(),
-            "network": {} if network is None else network.counters(),
+            "network": self._network.counters(),
             "error": "" if self.error is None else str(self.error),
         }
 
@@ -229,11 +177,14 @@ class Node:
                 )
         self._finish_segment()
         if its.epoch != mine.epoch:
-            network = self._network(order)
-            self.order = order
-            site, after = self._site(self._pump.machine.model), order.after or None
-            self._pump.adopt(site, self._relay, patience=_GATHER, after=after)
-            await self._relay.replace(network)
+            network, old = self._network_of(order), self._network
+            for peer in old.up:
+                self._pump.peer_down(peer, old.drop(peer))
+            await old.close()
+            self._network = network
+            site = self._site(order, self._pump.machine.model)
+            self._pump.adopt(site, network, patience=_GATHER, after=order.after or None)
+            await network.open(self._pump)
         self.order = order
 
     def train(self, order: Order) -> None:
@@ -256,7 +207,7 @@ class Node:
             self._segment.cancel()
             await asyncio.gather(self._segment, return_exceptions=True)
         await self._trainer.close()
-        await self._relay.close()
+        await self._network.close()
 
     # ------------------------------------------------------------------------------ inside
 
@@ -265,6 +216,7 @@ class Node:
             await self._pump.run(segment)
             report = self._report()
         except Exception as error:
+            # Whatever it is, it is logged and reported, and the trainer does not wait for ever.
             _LOGGER.exception("node %d has failed", self.order.index)
             self._dismiss({"error": str(error)})
         else:
@@ -296,8 +248,7 @@ class Node:
             self._segment.cancel()
             self._pump.pause()
 
-    def _site(self, model: Vector) -> Site:
-        order = self.order
+    def _site(self, order: Order, model: Vector) -> Site:
         return Site(
             node=order.index,
             topology=order.topology,
@@ -307,7 +258,7 @@ class Node:
             ops=choose(),
         )
 
-    def _network(self, order: Order) -> Network:
+    def _network_of(self, order: Order) -> Network:
         hello = Hello(
             run=order.run,
             epoch=order.epoch,

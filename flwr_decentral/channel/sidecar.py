@@ -26,15 +26,14 @@ started by a client's process exits, and an operator's lets go of the run: gossi
 after ``flwr stop`` even though nobody can tell the sidecar.
 
 **Runs.** A sidecar serves one run; another is refused until the first is released or its lease is
-over. A run with a ``resume`` key leaves its
-model behind under that name, and begins with what it finds there. The model of a run whose lease
-ran out is kept until another begins, should the ServerApp only have been slow.
+over. A run with a ``resume`` key leaves its model behind under that name, and begins with what it
+finds there. The model of a run whose lease ran out is kept until another begins, should the
+ServerApp only have been slow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -87,14 +86,6 @@ class Options:
     own: bool = False
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A model that outlives its run."""
-
-    layout: str
-    start: Start
-
-
 class Sidecar:
     """Serve one node.
 
@@ -123,7 +114,7 @@ class Sidecar:
         self._node: Node | None = None
         self._lease = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, Start] = {}
         self._left: tuple[str, Start] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -178,16 +169,25 @@ class Sidecar:
                     if not data:
                         return
                     frames = buffer.feed(data)
-            answer = await self._answer(frames[0])
+            answer = await self._answer_or_refuse(frames[0])
             await loop.sock_sendall(connection, encode_frame(answer))
         except (OSError, TimeoutError):
             pass  # it has gone, or never said what it wants
-        except DecentralError as error:
-            refusal = {"do": "refused", "fault": error.fault, "reason": str(error.args[0])}
-            with contextlib.suppress(OSError):
-                await loop.sock_sendall(connection, encode_frame(refusal))
+        except DecentralError as error:  # what it said was no frame
+            _LOGGER.warning("closed a connection: %s", error)
         finally:
             connection.close()
+
+    async def _answer_or_refuse(self, frame: Frame) -> dict[str, Any]:
+        try:
+            return await self._answer(frame)
+        except DecentralError as error:
+            return {"do": "refused", "fault": error.fault, "reason": str(error.args[0])}
+        except Exception as error:
+            # A client that gets no answer would take the sidecar for dead, and begin anew.
+            _LOGGER.exception("cannot answer %r", frame.header.get("do"))
+            reason = f"the sidecar failed as it answered: {error!r}; see its log"
+            return {"do": "refused", "fault": RuntimeFault.fault, "reason": reason}
 
     async def _answer(self, frame: Frame) -> dict[str, Any]:
         match frame.header.get("do"):
@@ -285,13 +285,14 @@ class Sidecar:
         if not blobs and self._left is not None and self._left[0] == order.run:
             return self._left[1]
         kept = self._kept.get(order.resume) if order.resume else None
-        if kept is not None and kept.layout != order.layout:
-            raise ConfigurationError(
-                f"the model kept as {order.resume!r} has another layout ({kept.layout}) than this "
-                f"run's ({order.layout}): choose another name for resume"
-            )
         if kept is not None:
-            return kept.start
+            if kept.layout.hash != order.layout:
+                raise ConfigurationError(
+                    f"the model kept as {order.resume!r} has another layout "
+                    f"({kept.layout.hash}) than this run's ({order.layout}): choose another name "
+                    "for resume"
+                )
+            return kept
         if len(blobs) != 3:
             return None
         layout = Layout.unpack(blobs[0])
@@ -337,12 +338,16 @@ class Sidecar:
         start = node.leave_behind()
         self._left = node.order.run, start
         if node.order.resume:
-            self._kept[node.order.resume] = _Kept(start.layout.hash, replace(start, rounds=0))
+            self._kept[node.order.resume] = replace(start, rounds=0)
         await node.close()
 
 
-async def run_sidecar(options: Options) -> None:
+def run_sidecar(options: Options) -> None:
     """Serve in this process until it is told to end by a signal, or by its lease."""
+    asyncio.run(_serve(options))
+
+
+async def _serve(options: Options) -> None:
     sidecar = Sidecar(options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

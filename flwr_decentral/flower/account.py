@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -72,7 +70,7 @@ class Account:
         return RunResult(
             algorithm=self.algorithm.name,
             parameters=self.algorithm.parameters,
-            topology=str(self.prepared.topology.graph.get("name") or "graph"),
+            topology=topology_name(self.prepared.topology),
             scenario=self.scenario.to_mapping(),
             seed=settings.seed,
             nodes=len(engine.machines),
@@ -95,14 +93,15 @@ class Account:
             lost_tasks=self.dispatcher.lost.total,
             layout_hash=plan.layout.hash,
             dispatch=self.dispatcher.name,
-            versions={
-                **self.roster.versions,
-                "serverapp-python": platform.python_version(),
-                "flwr-decentral": version("flwr-decentral"),
-            },
+            versions=self.roster.all_versions,
             threads=self.roster.threads,
             status=status,
         )
+
+
+def topology_name(topology: Topology) -> str:
+    """Tell how a result calls a topology."""
+    return str(topology.graph.get("name") or "graph")
 
 
 def check_folder(folder: Path) -> None:

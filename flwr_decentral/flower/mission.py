@@ -39,6 +39,8 @@ class Mission:
         What FedAvg would have been given.
     rounds : int or None
         Local rounds of each node.
+    evaluate_every : int
+        Rounds from one evaluation to the next.
     patience : float
         Seconds that one training or evaluation may take.
     train_config, evaluate_config : mapping
@@ -57,6 +59,7 @@ class Mission:
     settings: Settings
     options: FedAvgOptions
     rounds: int | None
+    evaluate_every: int
     patience: float
     train_config: Mapping[str, Any]
     evaluate_config: Mapping[str, Any]

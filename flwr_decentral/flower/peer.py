@@ -31,7 +31,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from flwr_decentral.channel.attachment import Assignment, Attachment
-from flwr_decentral.channel.client import NoSidecar, ask
+from flwr_decentral.channel.client import NoSidecar, ask, connect
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.core import AlgorithmError, DecentralError
 from flwr_decentral.core.layout import Layout
@@ -78,8 +78,7 @@ def _find(node_config: Mapping[str, Any]) -> str:
         return socket
     arguments = sidecar_arguments(node_config)
     address = own_socket(arguments)
-    with contextlib.suppress(NoSidecar):
-        ask(address, "who", patience=0.0)
+    with contextlib.suppress(NoSidecar), connect(address, patience=0.0):
         return address
     log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
     command = [

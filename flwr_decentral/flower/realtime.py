@@ -12,34 +12,29 @@ notice by themselves.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import platform
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from importlib.metadata import version
 from logging import INFO, WARNING
 from typing import Any, Final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
-from flwr.serverapp.strategy import Result
 
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Roster as PeerRoster
 from flwr_decentral.core import (
     ConfigurationError,
-    DecentralError,
     RuntimeFault,
-    Seeds,
 )
 from flwr_decentral.core.seeds import RUN
-from flwr_decentral.report.results import Count, Evaluation, RunResult, Traffic
+from flwr_decentral.report.results import Evaluation
+from flwr_decentral.sim.measures import average_model
 
 from .control import CONTROL, PROTOCOL, reported_error
 from .evaluation import average_private
@@ -145,8 +140,7 @@ class RealTime:
         DecentralError
             If the run fails. It names the node at fault.
         """
-        every = self._evaluate_every()
-        following = every
+        every = following = self.mission.evaluate_every
         while not self._is_over():
             self._segment(following)
             self._recruit()
@@ -157,25 +151,23 @@ class RealTime:
 
     def fetch_average(self) -> ArrayRecord:
         """Have every node send its model, once, and average them."""
+        layout = self.mission.layout
         vectors, privates = [], []
         for seat, content in self._evaluations(self._present(), "fetch"):
             if error := reported_error(content):
                 raise RuntimeFault(f"node {seat.index} cannot send its model:\n{error}")
-            record = content.array_records["model"]
-            vector, private = self.mission.layout.flatten(to_numpy(record))
-            vectors.append(vector.astype(np.float64))
+            vector, private = layout.flatten(to_numpy(content.array_records["model"]))
+            vectors.append(vector)
             privates.append(private)
         if not vectors:
             raise RuntimeFault("no node has sent its model to be averaged")
-        mean = np.mean(vectors, axis=0).astype(np.float32)
-        layout = self.mission.layout
+        mean = average_model(vectors).astype(np.float32)
         return to_record(layout.unflatten(mean, average_private(layout, privates)))
 
     def release(self) -> None:
         """Tell every node that the run has ended, so that another can begin at once."""
-        present = [seat for seat in self.seats if seat.node_id is not None]
         waiting = {}
-        for seat in present:
+        for seat in self._present():
             message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
             waiting[self.meter.push(message)] = seat
         for _ in self._replies(waiting, time.monotonic() + _MARGIN, "the end of the run"):
@@ -188,57 +180,7 @@ class RealTime:
             state.update(f"{seat.index} {seat.digest}\n".encode())
         return state.hexdigest()
 
-    def summarize(self, roster: Roster, status: str) -> RunResult:
-        """Put the result together."""
-        mission, reports = self.mission, [seat.report for seat in self.seats]
-
-        def total(name: str) -> int:
-            return int(sum(report.get(name, 0) for report in reports))
-
-        wasted = total("bytes-wasted")
-        idle = [report["idle-share"] for report in reports if "idle-share" in report]
-        stale = [report["staleness-mean"] for report in reports if "staleness-mean" in report]
-        return RunResult(
-            algorithm=mission.algorithm.name,
-            parameters=mission.algorithm.parameters,
-            topology=str(mission.topology.graph.get("name") or "graph"),
-            scenario={},
-            seed=mission.settings.seed,
-            nodes=len(self.seats),
-            rounds=mission.rounds or min(seat.round for seat in self.seats),
-            virtual_time_s=self.elapsed,
-            wall_time_s=self.elapsed,
-            digest=self.digest(),
-            evaluations=self.ledger.evaluations,
-            bytes=Traffic(
-                sent=total("bytes-sent"),
-                useful=max(0, total("bytes-received") - wasted),
-                wasted=wasted,
-                dropped=total("bytes-dropped"),
-            ),
-            grid_array_bytes=self.meter.array_bytes - self.initial_bytes,
-            counters=_counters(reports),
-            staleness_mean=sum(stale) / len(stale) if stale else None,
-            idle_share=sum(idle) / len(idle) if idle else None,
-            train_failures=total("failed-rounds"),
-            lost_tasks=total("training-lost-count"),
-            layout_hash=mission.layout.hash,
-            dispatch="sidecar",
-            versions={
-                **roster.versions,
-                "serverapp-python": platform.python_version(),
-                "flwr-decentral": version("flwr-decentral"),
-            },
-            threads=roster.threads,
-            status=status,
-        )
-
     # ------------------------------------------------------------------------------ segments
-
-    def _evaluate_every(self) -> int:
-        if self.mission.settings.evaluate_every:
-            return self.mission.settings.evaluate_every
-        return max(1, (self.mission.rounds or 10) // 10)
 
     def _is_over(self) -> bool:
         duration = self.mission.settings.duration
@@ -466,56 +408,6 @@ class RealTime:
         deadline = time.monotonic() + self.mission.patience + _MARGIN
         for seat, reply in self._replies(waiting, deadline, "its evaluation"):
             yield seat, reply.content
-
-
-def lead(mission: Mission, meter: GridMeter, roster: Roster, result: Result) -> Outcome:
-    """Lead a run to its end, and put its result together.
-
-    An error that ends the run is in the outcome, beside what was found out until then.
-    """
-    ledger = Ledger(mission.options, Seeds(mission.settings.seed), len(roster.node_ids), result)
-    run = RealTime(mission, meter, roster, ledger)
-    status = "completed"
-    error: Exception | None = None
-    try:
-        run.run()
-        if mission.settings.fetch_average:
-            result.arrays = run.fetch_average()
-    except Exception as caught:  # noqa: BLE001 - what was found out until then is not lost
-        why = caught if isinstance(caught, DecentralError) else repr(caught)
-        status, error = f"failed: {why}", caught
-    with contextlib.suppress(RuntimeFault):  # Flower may take no more messages: then leases end
-        run.release()
-    return Outcome(run.summarize(roster, status), error)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes
-    ----------
-    result : RunResult
-        What was found out.
-    error : Exception or None
-        What ended it before its time.
-    """
-
-    result: RunResult
-    error: Exception | None
-
-
-def _counters(reports: list[dict[str, float]]) -> dict[str, Count]:
-    """Add up what machines and pumps have reported."""
-    counters: dict[str, Count] = {}
-    for report in reports:
-        for key, count in report.items():
-            name = key.removesuffix("-count")
-            if name != key:
-                entry = counters.setdefault(name, Count(count=0, total=0.0, nbytes=0))
-                entry["count"] += int(count)
-                entry["total"] += count * report.get(f"{name}-mean", 0.0)
-    return dict(sorted(counters.items()))
 
 
 def _record(index: int, peer: Mapping[str, Any] | None) -> dict[str, Any]:

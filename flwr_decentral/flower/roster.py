@@ -7,9 +7,11 @@ waited for. One ``evaluate`` message tells whether clients evaluate, and with th
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from logging import WARNING
 from typing import Any, Final
 
@@ -55,6 +57,12 @@ class Roster:
     versions: Mapping[str, str]
     threads: int
     peers: tuple[Mapping[str, Any] | None, ...] = ()
+
+    @property
+    def all_versions(self) -> dict[str, str]:
+        """Versions of what clients and ServerApp run on."""
+        here = {"serverapp-python": platform.python_version()}
+        return {**self.versions, **here, "flwr-decentral": version("flwr-decentral")}
 
     @property
     def in_real_time(self) -> bool:

@@ -44,8 +44,8 @@ from .evaluation import EvaluateFn, Watcher
 from .grid import GridMeter
 from .ledger import Ledger
 from .mission import Mission
+from .outcome import lead
 from .packed import PackedDispatcher
-from .realtime import lead
 from .records import to_numpy
 from .roster import Roster, call_roll
 from .settings import FedAvgOptions, Resolved, Settings, find_in_app, resolve
@@ -402,6 +402,8 @@ class Decentral:
             settings=self.settings,
             options=self.options,
             rounds=run.plan.rounds,
+            # How many rounds fit into a duration is known for emulated machines only.
+            evaluate_every=run.plan.barrier_every if run.plan.rounds else 1,
             patience=timeout,
             train_config=train_config or {},
             evaluate_config=evaluate_config or {},

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from flwr_decentral.channel import attachment as client
+from flwr_decentral.channel import client as asking
 from flwr_decentral.channel import handoff as module
 from flwr_decentral.channel.attachment import Aborted, Attachment
 from flwr_decentral.channel.handoff import Handoff, Slots
@@ -545,7 +546,7 @@ async def test_another_version_is_refused(monkeypatch):
 
 @on_a_loop
 async def test_another_user_is_not_trusted(monkeypatch):
-    monkeypatch.setattr(client, "is_own", lambda socket: False)
+    monkeypatch.setattr(asking, "is_own", lambda socket: False)
     async with sidecar() as side:
         with pytest.raises(RuntimeFault, match="another user's"):
             await in_thread(lambda: Attachment(side.address, {}))

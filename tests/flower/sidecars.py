@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from typing import Any
 from flwr.app import Context, Message
 
 from flwr_decentral.channel.client import ask
-from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, make_keys, node_folder
+from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, node_folder
+from flwr_decentral.testing.ports import free_ports
 
 
 class Sidecars:
@@ -98,15 +98,3 @@ def configured(config: Mapping[int, Mapping[str, Any]]):
         return call_next(msg, context)
 
     return mod
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
-__all__ = ["Sidecars", "configured", "free_ports", "make_keys"]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from flwr_decentral.channel.client import ask
+from flwr_decentral.channel.keys import make_keys
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Member, Roster
-from flwr_decentral.core import ConfigurationError, RuntimeFault
+from flwr_decentral.core import ConfigurationError, DecentralError, RuntimeFault
+from flwr_decentral.core.layout import Layout
 from flwr_decentral.flower import decentral_mod, realtime
 from flwr_decentral.flower.peer import own_socket, sidecar_arguments
 from flwr_decentral.plugins import installed
 
 from . import toys
-from .sidecars import Sidecars, configured, make_keys
+from .sidecars import Sidecars, configured
 from .toys import federate, make_client, node_of, round_of, to_arrays
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
@@ -147,26 +151,65 @@ def test_another_run_is_refused_while_one_is_under_way(sidecars, keys):
             with pytest.raises(
                 RuntimeFault, match=f"takes part in run {status['run']}, whose lease"
             ):
-                sidecars.ask(0, "order", order=another(status["run"]), allowed=1.0)
+                sidecars.ask(0, "order", order=order(run="another"), allowed=1.0)
         return toys.train(msg, context)
-
-    def another(run):
-        return Order(
-            run=f"not {run}",
-            epoch=0,
-            index=0,
-            roster=Roster.of([Member(index=0)], []),
-            algorithm="dpsgd",
-            version="0.1.0",
-            parameters={},
-            layout="0",
-            seed=0,
-            until=1,
-            lease=1.0,
-        ).to_json()
 
     run(sidecars.mod, train=train)
     assert refused
+
+
+def order(**changes):
+    values = {
+        "run": "a run",
+        "epoch": 0,
+        "index": 0,
+        "roster": Roster.of([Member(index=0)], []),
+        "algorithm": "dpsgd",
+        "version": installed()["dpsgd"].version,
+        "parameters": {},
+        "layout": LAYOUT.hash,
+        "seed": 0,
+        "until": 1,
+        "lease": 1.0,
+    }
+    return Order(**{**values, **changes}).to_json()
+
+
+LAYOUT = Layout.of(MODEL)
+BLOBS = (LAYOUT.pack(), LAYOUT.flatten(MODEL)[0].tobytes(), b"")
+
+
+@pytest.fixture
+def insecure(tmp_path):
+    """Start one sidecar whose socket is a file, as in containers."""
+    address = str(tmp_path / "node.sock")
+    command = ["-m", "flwr_decentral.cli", "sidecar", "--insecure", "--socket", address]
+    with subprocess.Popen([sys.executable, *command]) as process:
+        ask(address, "who", patience=30.0)
+        yield address
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "blobs", "complaint"),
+    [
+        ({"version": "0.0.1"}, BLOBS, "install one version everywhere"),
+        ({"algorithm": "relay"}, BLOBS, "there is no algorithm 'relay'"),
+        ({"parameters": {"patience": -1}}, BLOBS, "patience must be"),
+        ({"layout": "0"}, BLOBS, "another version of the app"),
+        ({}, (BLOBS[0], b"1234", b""), "1 scalars and 0 private bytes, not 40 and 0"),
+        ({}, (b"no layout", b"", b""), "the sidecar failed as it answered"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_leaves_the_sidecar_free(
+    changes, blobs, complaint, insecure
+):
+    for _ in range(2):  # the second one would find what the first one left behind
+        with pytest.raises(DecentralError, match=complaint):
+            ask(insecure, "order", blobs, order=order(**changes), allowed=5.0)
+    answer = ask(insecure, "order", BLOBS, order=order(), allowed=5.0)
+    assert answer == {"do": "accepted", "handoff": f"{insecure}.trainer"}
+    assert ask(insecure, "status")["run"] == "a run"
 
 
 # --- processes that die ---------------------------------------------------------------------------
