@@ -108,6 +108,7 @@ def run_python(code, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_round_trip_to_another_process(make):
     arena = make(3, 1001, 5, b"das Modell")
     for node in range(3):

@@ -135,6 +135,7 @@ with Attachment(sys.argv[1], {}) as attachment:
 # --- what goes right ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_process_trains_round_after_round_until_it_is_dismissed():
     async with sidecar() as side:
@@ -247,6 +248,7 @@ async def test_a_failure_is_told():
 # --- death ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_task_whose_trainer_is_killed_goes_to_the_next():
     async with sidecar() as side:
@@ -278,6 +280,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_what_a_dead_trainer_has_written_counts_for_nothing():
     async with sidecar() as side:
@@ -372,6 +375,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_trainer_notices_that_the_sidecar_was_killed():
     async with asyncio.timeout(DEADLINE_S):

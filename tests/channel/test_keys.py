@@ -94,6 +94,7 @@ def test_a_node_of_another_trial_is_of_another_ca(tmp_path):
         mixed.load()
 
 
+@pytest.mark.slow
 def test_the_network_itself_does_without_cryptography():
     script = (
         "import sys, flwr_decentral.cli, flwr_decentral.channel.network; "

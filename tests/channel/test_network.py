@@ -403,6 +403,7 @@ def test_a_host_name_that_is_nowhere_is_tried_again(passports):
     run(work())
 
 
+@pytest.mark.slow
 def test_close_waits_for_nobody_who_does_not_close(passports):
     """The other end is up and does nothing more: neither reads nor hangs up."""
     greeting = [PREAMBLE, *FrameWriter(checked=True).hello(hello(1))]

@@ -293,6 +293,7 @@ def test_who_says_nothing_runs_out_of_time(passports, secure):
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [True, False], ids=["tls", "plain"])
 def test_two_hundred_half_open_connections_keep_nobody_out(passports, secure):
     """They come from the very address of the roster; the oldest make room."""

@@ -549,6 +549,7 @@ def test_all_nodes_at_once_get_through_without_a_single_timer(graph, seed):
     world.check()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_nothing_is_lost_whatever_the_network_does(data):

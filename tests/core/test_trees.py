@@ -129,6 +129,7 @@ def test_double_binary_trees_share_the_load(nodes):
     assert union == set(build("double-binary-trees", nodes).edges)
 
 
+@pytest.mark.slow
 @given(connected_graphs())
 @some
 def test_spanning_tree_has_the_least_mean_distance_of_all_roots(graph):
@@ -143,6 +144,7 @@ def test_spanning_tree_has_the_least_mean_distance_of_all_roots(graph):
         assert each.distances()[root].tolist() == [lengths[v] for v in range(len(graph))]
 
 
+@pytest.mark.slow
 @given(connected_graphs(), st.data())
 @some
 def test_paths_of_a_spanning_tree_are_the_smallest_of_the_shortest(graph, data):

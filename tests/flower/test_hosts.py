@@ -143,6 +143,7 @@ def without_deaths():
     return with_deaths()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [[(2, 2)], [(2, 2), (3, 3)]], ids=["one", "two"])
 def test_dead_actors_change_nothing_whatever_they_swallow(
     dispatch, deaths, without_deaths, caplog, monkeypatch
@@ -171,6 +172,7 @@ def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
         run(train, dispatch=dispatch, start={"timeout": 30.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "workers", "messages"), [(2, 2, 4), (1, 3, 4), (4, 2, 4)])
 def test_hosts_are_invited_as_long_as_they_come(cores, workers, messages, monkeypatch):
     """Flower compares every message with every node, so those that nobody serves are few."""

@@ -255,6 +255,7 @@ def who_evaluates(**arguments) -> list[tuple[int, ...]]:
     ]
 
 
+@pytest.mark.slow
 def test_half_of_the_nodes_evaluate_each_time_others():
     chosen = who_evaluates(fraction_evaluate=0.5)
     assert [len(nodes) for nodes in chosen] == [3] * 6
@@ -268,6 +269,7 @@ def test_a_least_number_of_nodes_evaluates():
     assert [len(nodes) for nodes in chosen] == [5] * 6
 
 
+@pytest.mark.slow
 def test_the_choice_of_nodes_does_not_change_the_run():
     what = {"algorithm": "divshare", "fragments": 2, "degree": 2}
     digests = {

@@ -73,6 +73,7 @@ def fedavg():
     return run
 
 
+@pytest.mark.slow
 def test_fedavg_does_not_notice_the_mod(fedavg):
     without = fedavg(make_client(mods=[]))
     assert without[1][2]["mean"] == 1.125

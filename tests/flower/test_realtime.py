@@ -233,6 +233,7 @@ def test_a_sidecar_that_moves_is_told_to_all(caplog):
     assert str(play.orders[0][-1].roster.members[2].address) == "127.0.0.1:9002"
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_answer_is_away(caplog, monkeypatch):
     monkeypatch.setattr(realtime, "_MARGIN", 0.5)
     # Flower brings a node one message at a time: while it is busy, it answers no hello.

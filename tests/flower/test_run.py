@@ -291,6 +291,7 @@ def test_a_run_without_rounds_is_refused():
         federate(make_client(), rounds=0)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_too_long_fails_the_run(dispatch, tmp_path):
     release = threading.Event()
 

@@ -50,6 +50,7 @@ def test_evaluation_sees_the_state_and_may_change_it(dispatch):
         assert len(seen[node]) == 6
 
 
+@pytest.mark.slow
 def test_a_state_larger_than_any_socket_takes_is_carried(dispatch):
     size = 2_000_000
     seen = []

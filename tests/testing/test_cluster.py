@@ -402,6 +402,7 @@ def test_a_run_that_cannot_go_on_ends_and_says_who_waits():
     assert [machine.waits_for for machine in lockstep.machines] == [(1,), (0, 2), (1,)]
 
 
+@pytest.mark.slow
 def test_a_run_that_only_keeps_its_timers_busy_ends():
     def script(_node, event):
         if isinstance(event, Started | TimerFired):

@@ -555,6 +555,7 @@ class TestMine(AlgorithmConformance):
 """
 
 
+@pytest.mark.slow
 def test_is_a_pytest_class_to_subclass(tmp_path):
     (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "fails"]

@@ -52,6 +52,7 @@ def test_targets_pull():
     assert problem.train(0, 1, np.zeros(1, np.float32)).shape == (1,)
 
 
+@pytest.mark.slow
 def test_digits_are_split_as_specified():
     problem = Digits(nodes=10)
     assert len(problem.initial) == 2410
@@ -64,6 +65,7 @@ def test_digits_are_split_as_specified():
     assert set(np.concatenate([labels for _, labels in shares])) == set(range(10))
 
 
+@pytest.mark.slow
 def test_digits_that_are_not_dealt_out_go_round_by_label():
     problem = Digits(nodes=20, shards=1, dealt=False)
     labels = [problem._shares[node][1] for node in range(20)]
@@ -74,6 +76,7 @@ def test_digits_that_are_not_dealt_out_go_round_by_label():
     assert labels.tolist() == sorted(labels.tolist())
 
 
+@pytest.mark.slow
 def test_digits_repeat_and_do_not_depend_on_order():
     one, two = Digits(nodes=3, steps=2), Digits(nodes=3, steps=2)
     forward = [one.train(i, 1, one.initial) for i in range(3)]
@@ -84,6 +87,7 @@ def test_digits_repeat_and_do_not_depend_on_order():
     assert forward[0].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_digits_descend_along_the_gradient_of_cross_entropy():
     problem = Digits(nodes=1, steps=1, batch=400, rate=0.05)
     images, labels = problem._shares[0]
@@ -104,6 +108,7 @@ def test_digits_descend_along_the_gradient_of_cross_entropy():
     assert slope == pytest.approx(-np.square(step).sum() / 0.05, rel=0.2)
 
 
+@pytest.mark.slow
 def test_digits_can_be_learned_by_gossip():
     problem = Digits(nodes=4, shards=5, rate=0.2)
     cluster = Cluster(
@@ -118,6 +123,7 @@ def test_digits_can_be_learned_by_gossip():
     assert min(accuracies) > 0.85
 
 
+@pytest.mark.slow
 def test_digits_refuse_more_shards_than_examples():
     with pytest.raises(ConfigurationError, match="cannot have"):
         Digits(nodes=1000)

@@ -72,6 +72,7 @@ def speed(algorithm, n, rounds, start):
     return -np.polyfit(np.arange(len(logarithms)), logarithms, 1)[0]
 
 
+@pytest.mark.slow
 def test_e5_a_ring_of_16():
     """Measured: 0.078 and 0.24."""
     gossip = speed(A2CiD2(momentum=False), 16, 100, 10)
@@ -90,6 +91,7 @@ def test_e5_a_ring_of_64():
     assert momentum >= 10 * gossip
 
 
+@pytest.mark.slow
 def test_eta_that_follows_the_achieved_rate_is_better_on_slow_links():
     """With half a round of latency, four messages an exchange leave half the rate."""
     fixed = distances(A2CiD2(calibrate=False), 16, 100, latency=0.5)

@@ -214,6 +214,7 @@ def test_v8_nothing_of_an_older_round_is_started():
         assert sent.message.step == min(sent.at // SECOND, 12)
 
 
+@pytest.mark.slow
 def test_without_flush_the_age_of_what_is_used_grows():
     ages = {}
     for flush in (True, False):
@@ -256,6 +257,7 @@ def gossip(start, seed):
     return np.stack([machine.model for machine in nodes])
 
 
+@pytest.mark.slow
 def test_v10_mean_is_kept_on_average_only():
     shifts, spread = [], []
     for seed in range(4):

@@ -67,6 +67,7 @@ def spread(exact, missing, drop, nodes=6, rounds=190):
     return problem.error(done.last)
 
 
+@pytest.mark.slow
 def test_only_the_last_sum_in_place_of_a_lost_one_leaves_no_bias(exact):
     drop = 0.2
     assert spread(exact, "stale-fill", 0.0) < 1e-20
@@ -117,6 +118,7 @@ def test_a_node_that_leaves_takes_its_edges_and_n_with_it(mode):
                 assert message.header["count"] == there
 
 
+@pytest.mark.slow
 @modes
 def test_parts_train_by_themselves_and_meet_again(mode):
     split = Split(10 * SECOND, 60 * SECOND, frozenset({0, 1}))
@@ -128,6 +130,7 @@ def test_parts_train_by_themselves_and_meet_again(mode):
     np.testing.assert_allclose(whole.models, means(range(5)), atol=1e-4)
 
 
+@pytest.mark.slow
 @modes
 @pytest.mark.parametrize("late", [4, 2])
 def test_a_newcomer_takes_over_the_average_and_throws_nobody_back(mode, late):
@@ -169,6 +172,7 @@ def test_a_node_that_returns_takes_over_the_average_too(mode):
             assert run.models[4].min() > 9.5
 
 
+@pytest.mark.slow
 def test_without_waiting_slow_nodes_count_as_much_as_fast_ones():
     done = run(mode="latest", rounds=400, faults=Faults(slow={4: 5.0, 1: 2.5}))
     np.testing.assert_allclose(done.models, means(range(5)), atol=1e-5)

@@ -121,6 +121,7 @@ def test_r4_updates_reach_all_nodes_in_full(exact, graph, mode):
         assert np.abs(early.last - total).max() > 1e-3
 
 
+@pytest.mark.slow
 @trees
 @modes
 def test_r5_one_update_comes_to_the_same_everywhere_and_is_slowed_by_kappa(exact, graph, mode):
