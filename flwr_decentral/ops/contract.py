@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_decentral.core.fragments import Partition
+from flwr_decentral.core.wire import Wire
 
 Vector: TypeAlias = NDArray[np.float32]
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Piece(NamedTuple):
@@ -149,6 +151,21 @@ class Ops(Protocol):
             What was received, in ascending (sender, fragment).
         out : ndarray of float32, shape (D,), optional
             Where to put the result; may be ``x``.
+        """
+        ...
+
+    def encode(self, x: Vector, wire: Wire) -> Bytes:
+        """Write a vector in its form on the wire; see :func:`flwr_decentral.ops.codecs.encode`."""
+        ...
+
+    def decode(self, data: Bytes, wire: Wire, length: int) -> Vector:
+        """Read a vector from its form; see :func:`flwr_decentral.ops.codecs.decode`."""
+        ...
+
+    def rounded(self, x: Vector, wire: Wire) -> Vector:
+        """Round a vector to what the receivers of a form read, once and for all.
+
+        For float32 it is ``x`` itself. Values that were rounded before stay as they are.
         """
         ...
 

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flwr_decentral.core.fragments import Contiguous, Interleaved, Partition, Rotation
+from flwr_decentral.core.wire import Wire
 
-from .contract import Piece, Vector
+from . import codecs
+from .contract import Bytes, Piece, Vector
 
 
 class _Plan(NamedTuple):
@@ -137,6 +139,18 @@ class Reference:
             total *= np.float32(1) / np.float32(1 + len(payloads))
             self._unpack(out, partition, fragment, total)
         return out
+
+    def encode(self, x: Vector, wire: Wire) -> Bytes:
+        """Write a vector in its form on the wire."""
+        return codecs.encode(x, wire)
+
+    def decode(self, data: Bytes, wire: Wire, length: int) -> Vector:
+        """Read a vector from its form on the wire."""
+        return codecs.decode(data, wire, length)
+
+    def rounded(self, x: Vector, wire: Wire) -> Vector:
+        """Round a vector to what its receivers will read."""
+        return codecs.rounded(x, wire)
 
     def finite(self, x: Vector) -> bool:
         """Tell whether every value is finite."""
