@@ -33,9 +33,11 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 @given(x=any_vector)
 def test_writing_what_was_read_gives_the_same_bytes(wire, x):
     once = codecs.encode(x, wire)
-    assert once.dtype == np.uint8 and once.shape == (wire_bytes(len(x), wire),)
+    assert once.dtype == np.uint8
+    assert once.shape == (wire_bytes(len(x), wire),)
     back = codecs.decode(once, wire, len(x))
-    assert back.dtype == np.float32 and back.shape == x.shape
+    assert back.dtype == np.float32
+    assert back.shape == x.shape
     # What overflows to infinity poisons its block when it is written once more.
     if wire != "int8" or not np.isinf(back).any():
         assert same_bits(codecs.encode(back, wire), once)
@@ -91,7 +93,8 @@ def test_bfloat16_is_torchs(x):
     theirs = torch.from_numpy(x.copy()).to(torch.bfloat16).to(torch.float32).numpy()
     ours = codecs.rounded(x, "bfloat16")
     number = ~np.isnan(x)
-    assert same_bits(ours[number], theirs[number]) and np.isnan(ours[~number]).all()
+    assert same_bits(ours[number], theirs[number])
+    assert np.isnan(ours[~number]).all()
 
 
 def test_int8_to_the_bit():
