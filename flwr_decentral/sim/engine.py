@@ -73,7 +73,10 @@ _DONE, _CHANGE, _FIRST_BYTE, _ARRIVAL, _UPLINK, _TIMER = range(6)
 
 @dataclass
 class _Node:
-    """What the engine keeps for a node beside its machine."""
+    """What the engine keeps for a node beside its machine.
+
+    ``timers`` holds when each timer is due, and the number of its entry in the heap.
+    """
 
     up: bool = False
     started: bool = False
@@ -85,7 +88,7 @@ class _Node:
     trained: int = 0
     failures: int = 0
     busy_ns: int = 0
-    timers: dict[str, int] = field(default_factory=dict)
+    timers: dict[str, tuple[int, int]] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
 
 
@@ -454,19 +457,22 @@ class Engine:
         timers = self._nodes[node].timers
         timers.pop(name, None)
         if at is not None:
-            arguments = (node, name, self._sequence + 1)
-            timers[name] = self._push(max(at, self.now), _TIMER, self._fire, arguments)
+            due, arguments = max(at, self.now), (node, name, self._sequence + 1)
+            timers[name] = (due, self._push(due, _TIMER, self._fire, arguments))
 
     def _fire(self, node: int, name: str, number: int) -> None:
         state = self._nodes[node]
-        if state.timers.get(name) != number:
-            return  # moved or cancelled
+        if not state.up or state.timers.get(name) != (self.now, number):
+            return  # overdue until the node comes back; or moved or cancelled
         del state.timers[name]
-        if not state.up:
-            back = self.plan.conditions.completion_ns(node, self.now, 0)
-            self._set_timer(node, name, back)
-            return
         self._step(node, TimerFired(at=self.now, name=name), f"W {name}")
+
+    def _set_overdue_timers(self, node: int) -> None:
+        """Let what was due while a node was down ring now, in the order in which it was due."""
+        timers = self._nodes[node].timers
+        for (due, _), name in sorted((when, name) for name, when in timers.items()):
+            if due <= self.now:
+                self._set_timer(node, name, self.now)
 
     # ------------------------------------------------------------------------------ churn
 
@@ -512,6 +518,7 @@ class Engine:
         if not state.started:
             self._start(node)
             return
+        self._set_overdue_timers(node)
         # No link is what it was before, also those that the machine has yet to hear of.
         state.cut = set(machine.site.neighbors)
         for peer in sorted(machine.up):

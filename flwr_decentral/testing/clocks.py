@@ -21,7 +21,8 @@ class ManualAlarm:
 class ManualClock:
     """Keep alarms, and ring them in the order in which they are due.
 
-    Alarms of the same time ring in the order in which they were set.
+    Alarms of the same time ring in the order in which they were set. One that is set for the past
+    is due at once.
 
     Attributes
     ----------
@@ -51,8 +52,8 @@ class ManualClock:
     def call_at(self, at: int, callback: Callable[[], object]) -> ManualAlarm:
         """Set an alarm."""
         self._set += 1
-        alarm = ManualAlarm(at, callback)
-        heapq.heappush(self._heap, (at, self._set, alarm))
+        alarm = ManualAlarm(max(at, self.time), callback)
+        heapq.heappush(self._heap, (alarm.at, self._set, alarm))
         return alarm
 
     @property

@@ -92,7 +92,7 @@ class _Node:
     """What the cluster keeps for a node beside its machine.
 
     ``peers`` holds the neighbors it was told of, and how often their link had broken by then;
-    ``timers`` the ticket of each timer in the heap.
+    ``timers`` when each timer is due, and its ticket in the heap.
     """
 
     up: bool = False
@@ -101,7 +101,7 @@ class _Node:
     halted: bool = False
     training: _Training | None = None
     peers: dict[int, int] = field(default_factory=dict)
-    timers: dict[str, int] = field(default_factory=dict)
+    timers: dict[str, tuple[int, int]] = field(default_factory=dict)
     uplink: int | None = None
 
 
@@ -397,15 +397,12 @@ class Cluster:
         timers = self._nodes[node].timers
         timers.pop(name, None)
         if at is not None:
-            arguments = (node, name, self._tickets + 1)
-            timers[name] = self._push(max(at, self.now), _TIMER, self._fire, *arguments)
+            due, arguments = max(at, self.now), (node, name, self._tickets + 1)
+            timers[name] = (due, self._push(due, _TIMER, self._fire, *arguments))
 
     def _fire(self, node: int, name: str, ticket: int) -> None:
         state = self._nodes[node]
-        if state.timers.get(name) != ticket or self._is_done():
-            return
-        if not state.up:
-            state.timers[name] = _OVERDUE
+        if not state.up or state.timers.get(name) != (self.now, ticket) or self._is_done():
             return
         del state.timers[name]
         self._happen(node, TimerFired(at=self.now, name=name))
@@ -420,13 +417,13 @@ class Cluster:
                 self._leave(node)
             elif state.up and not was:
                 returned.append(node)
+        for node in returned:
+            self._return(node)
         present = [node for node, state in enumerate(self._nodes) if state.up]
         for node in present:
             self._miss_peers(node)
         for node in present:
             self._meet_peers(node)
-        for node in returned:
-            self._return(node)
 
     def _leave(self, node: int) -> None:
         state = self._nodes[node]
@@ -444,8 +441,10 @@ class Cluster:
             training.due += self.now
             arguments = (node, self._tickets + 1)
             training.ticket = self._push(training.due, _DONE, self._end_training, *arguments)
-        for name in [name for name, ticket in state.timers.items() if ticket == _OVERDUE]:
-            self._set_timer(node, name, self.now)
+        # In the order in which they were due, and those of one time in which they were set.
+        for (due, _), name in sorted((when, name) for name, when in state.timers.items()):
+            if due <= self.now:
+                self._set_timer(node, name, self.now)
 
     def _miss_peers(self, node: int) -> None:
         peers = self._nodes[node].peers

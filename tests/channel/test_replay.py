@@ -2,10 +2,12 @@
 
 from collections import Counter, defaultdict
 
+import networkx as nx
 import pytest
 
 from flwr_decentral.channel.rounds import Segment
-from flwr_decentral.core import AlgorithmError
+from flwr_decentral.core import SECOND, AlgorithmError
+from flwr_decentral.testing import Cluster, Faults, Outage
 from flwr_decentral.testing.replay import Replay
 from flwr_decentral.testing.toys import Gossip, Lockstep
 
@@ -13,6 +15,7 @@ from . import virtual
 
 ROUNDS = 8
 ALGORITHMS = virtual.installed() | {
+    "alarmed": virtual.Alarmed(),
     "filling": virtual.Filling(),
     "gossip": Gossip(),
     "lockstep": Lockstep(patience=2.5),
@@ -81,6 +84,31 @@ def test_both_runtimes_agree_to_the_byte(case, name):
     assert sum(pump.accounts.received for pump in again.pumps) == engine.traffic.arrived
     ended = sum(pump.accounts.trained + pump.accounts.failed for pump in again.pumps)
     assert ended == engine.trainings
+
+
+@pytest.mark.parametrize("runtime", ["engine", "cluster"])
+def test_timers_of_a_node_that_returns_ring_in_the_order_in_which_they_were_due(runtime):
+    algorithm, graph, back = virtual.Alarmed(), nx.path_graph(3), 8 * SECOND
+
+    def train(node, round, seed, x):
+        return virtual.learn(node, round, 0, x)
+
+    if runtime == "engine":
+        away = {"outages": [{"node": 1, "start": 4, "end": 8}]}
+        lines = virtual.run(algorithm, graph, rounds=ROUNDS, train=train, scenario=away)[1]
+    else:
+        cluster = Cluster(
+            algorithm,
+            topology=graph,
+            initial=virtual.sites(graph)[0].initial,
+            train=lambda node, round, x: train(node, round, 0, x),
+            rounds=ROUNDS,
+            faults=Faults(outages=(Outage(1, 4 * SECOND, back),)),
+        )
+        lines = cluster.run().transcript
+    rung = [line.partition("name=")[2] for line in lines if f"{back} n1 TimerFired" in line]
+    assert rung == ["due-5", "due-6", "due-7", "due-8", "met-0", "met-2"]
+    replay(algorithm, graph, lines, train)
 
 
 def summed(tallies):

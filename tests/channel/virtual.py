@@ -9,6 +9,7 @@ import numpy as np
 
 from flwr_decentral import plugins
 from flwr_decentral.core import (
+    SECOND,
     Algorithm,
     Capabilities,
     ConfigurationError,
@@ -84,6 +85,30 @@ class FillingMachine(Machine):
             self.sent += 1
             message = Message(kind="model", step=self.sent, payload=self.model, header={"x": 0.5})
             yield Send(to=peer, message=message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarmed(Algorithm):
+    """Set timers in another order than that in which they are due, and for the past as well."""
+
+    name = "alarmed"
+
+    def machine(self, site):
+        return AlarmedMachine(site)
+
+
+class AlarmedMachine(Machine):
+    def on_started(self, event):
+        yield Train(round=1, model=self.model)
+        for seconds in (7, 5, 8, 6):
+            yield SetTimer(name=f"due-{seconds}", at=seconds * SECOND)
+
+    def on_train_done(self, event):
+        self.model = self.site.ops.update(self.model, event.before, event.after)
+        yield Train(round=event.round + 1, model=self.model)
+
+    def on_peer_up(self, event):
+        yield SetTimer(name=f"met-{event.peer}", at=event.at - SECOND)
 
 
 def variants(cls) -> dict[str, Algorithm]:
