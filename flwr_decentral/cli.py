@@ -108,8 +108,9 @@ def list_installed(
             console.print(Text(plugin.error, style="red"))
     missing = [name for name in plugins.SHELF if name not in found]
     if missing:
-        hint = f"Not installed: {', '.join(missing)}. Install one with: {plugins.pip_line('NAME')}"
-        console.print(hint, highlight=False)
+        console.print("Not installed:", highlight=False)
+    for name in missing:
+        console.print(f"  {name}: {plugins.pip_line(name)}", highlight=False)
 
 
 @app.command()

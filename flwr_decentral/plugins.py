@@ -19,6 +19,7 @@ import inspect
 import types
 import typing
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -29,17 +30,19 @@ from flwr_decentral.core.errors import ConfigurationError, suggest
 
 GROUP: Final = "flwr_decentral.algorithms"
 
-SHELF: Final = (
-    "a2cid2",
-    "adpsgd",
-    "allreduce",
-    "divshare",
-    "dpsgd",
-    "local",
-    "relaysgd",
-    "swift",
-)
-"""Names whose wheel is called ``flwr-decentral-NAME``."""
+SHELF: Final[Mapping[str, str]] = {
+    "a2cid2": "flwr-decentral-a2cid2",
+    "adpsgd": "flwr-decentral-adpsgd",
+    "adpsgd-divshare": "flwr-decentral-adpsgd",
+    "allreduce": "flwr-decentral-allreduce",
+    "divshare": "flwr-decentral-divshare",
+    "dpsgd": "flwr-decentral-dpsgd",
+    "local": "flwr-decentral-local",
+    "relaysgd": "flwr-decentral-relaysgd",
+    "swift": "flwr-decentral-swift",
+    "swift-divshare": "flwr-decentral-swift",
+}
+"""The algorithms of this project, and the wheel that brings each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +184,7 @@ def hyperparameters(algorithm: type[Algorithm]) -> dict[str, Any]:
 
 def pip_line(name: str) -> str:
     """Write down how an algorithm of the shelf is installed."""
-    return f"pip install flwr-decentral-{name}"
+    return f"pip install {SHELF[name]}"
 
 
 def _plugin(name: str, points: tuple[EntryPoint, ...]) -> Plugin:

@@ -76,8 +76,8 @@ def test_list_shows_what_an_algorithm_is(install):
     assert result.exit_code == 0
     for text in ("gossip", "1.2.3", "asynchronous", "ring"):
         assert text in result.output
-    assert "pip install flwr-decentral-NAME" in result.output
-    assert "relaysgd" in result.output
+    assert "relaysgd: pip install flwr-decentral-relaysgd\n" in result.output
+    assert "swift-divshare: pip install flwr-decentral-swift\n" in result.output
 
 
 def test_list_goes_on_after_a_broken_plugin(install):

@@ -3,8 +3,10 @@
 import dataclasses
 import re
 import sys
+import tomllib
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Literal
 
@@ -135,7 +137,7 @@ def test_a_shelf_name_that_is_not_installed_prints_its_pip_line(install, name):
         plugins.load(name)
     assert str(caught.value) == (
         f"[configuration] algorithm {name!r} is not installed. Installed are: gossip. "
-        f"Install it with: pip install flwr-decentral-{name}"
+        f"Install it with: pip install {plugins.SHELF[name]}"
     )
 
 
@@ -268,4 +270,29 @@ def test_algorithms_of_the_shelf_load_and_are_called_by_their_name(name):
     algorithm = plugins.make(name)
     assert algorithm.name == name
     assert plugins.make(name, **algorithm.parameters) == algorithm
-    assert plugins.installed()[name].distribution == f"flwr-decentral-{name}"
+    assert plugins.installed()[name].distribution == plugins.SHELF[name]
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def brought() -> dict[str, Path]:
+    """List the algorithms that the wheels of this repository bring, with their folders."""
+    found = {}
+    for path in ROOT.glob("strategies/*/pyproject.toml"):
+        project = tomllib.loads(path.read_text())["project"]
+        for name in project.get("entry-points", {}).get(plugins.GROUP, {}):
+            assert project["name"] == plugins.SHELF[name]
+            found[name] = path.parent
+    return found
+
+
+def test_the_shelf_is_what_the_wheels_bring():
+    assert brought().keys() == plugins.SHELF.keys()
+
+
+def test_the_readme_has_every_algorithm_of_the_shelf():
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"^\| \[`([a-z0-9-]+)`\]", readme, re.MULTILINE) == sorted(plugins.SHELF)
+    folders = {f"strategies/{folder.name}" for folder in brought().values()}
+    assert set(re.findall(r"-e (strategies/\w+)", readme)) >= folders
