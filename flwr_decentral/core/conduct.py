@@ -10,10 +10,39 @@ from .commands import Report
 from .errors import AlgorithmError
 
 if TYPE_CHECKING:
-    from .algorithm import Topology
+    from .algorithm import Algorithm, Topology
+    from .layout import Layout
 
 MAX_FAILURES: Final = 3
 """How many trainings in a row may fail on one node before the run fails."""
+
+
+def check_fit(algorithm: Algorithm, topology: Topology, layout: Layout) -> tuple[str, ...]:
+    """Refuse what an algorithm cannot run on, and warn of what is probably not meant.
+
+    Returns
+    -------
+    tuple of str
+        Warnings: the algorithm's own, and of links that are missing or not used.
+
+    Raises
+    ------
+    ConfigurationError
+        If the algorithm cannot run on the topology or the model.
+    """
+    warnings = algorithm.check(topology, layout)
+    name, links = algorithm.name, topology.number_of_edges()
+    if algorithm.capabilities.communicates and not links:
+        alone = (
+            f"there is one node only, so {name} has nobody to exchange with; run more nodes"
+            if len(topology) == 1
+            else f"the topology has no links, so {name} exchanges nothing and every node trains "
+            "alone; choose another topology, or algorithm 'local' to say that it is meant"
+        )
+        return (*warnings, alone)
+    if links and not algorithm.capabilities.communicates:
+        return (*warnings, f"{name} exchanges nothing, so the links of the topology have no effect")
+    return warnings
 
 
 def check_train(

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from .errors import ConfigurationError
 
 _ROOT = -1
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ class Tree:
         if tree is None:
             raise ConfigurationError("the graph is no tree: it is not connected")
         if graph.number_of_edges() >= len(graph):
-            cycle = " - ".join(map(str, _cycle(graph, tree)))
-            raise ConfigurationError(f"the graph is no tree: {cycle} is a cycle")
+            cycle = [str(node) for node in _cycle(graph, tree)]
+            if len(cycle) > _MOST_SHOWN:
+                cycle = [*cycle[:4], "...", *cycle[-2:]]
+            raise ConfigurationError(f"the graph is no tree: {' - '.join(cycle)} is a cycle")
         return tree
 
     def __len__(self) -> int:

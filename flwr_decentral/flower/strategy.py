@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_decentral.arena import Arena
 from flwr_decentral.core import Algorithm, ConfigurationError, DecentralError, Seeds, from_seconds
+from flwr_decentral.core.conduct import check_fit
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.topology import build as build_topology
 from flwr_decentral.core.topology import describe as describe_topology
@@ -284,7 +285,8 @@ class Decentral:
             spec = find_in_app(spec)
         topology = build_topology(spec, nodes, settings.seed)
         log(INFO, "Topology %s", describe_topology(topology))
-        for warning in (*self.algorithm.check(topology, layout), *self.scenario.warnings()):
+        warnings = check_fit(self.algorithm, topology, layout)
+        for warning in (*warnings, *self.scenario.warnings()):
             log(WARNING, "%s", warning)
         conditions = self.scenario.resolve(nodes, seeds)
         initial, private = layout.flatten(models)

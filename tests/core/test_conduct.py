@@ -1,10 +1,14 @@
 """What runtimes hold machines to."""
 
+import re
+
 import networkx as nx
+import numpy as np
 import pytest
 
-from flwr_decentral.core import AlgorithmError, Report
-from flwr_decentral.core.conduct import Tally, check_send, check_train, counters
+from flwr_decentral.core import AlgorithmError, Capabilities, Layout, Report
+from flwr_decentral.core.conduct import Tally, check_fit, check_send, check_train, counters
+from flwr_decentral.testing.toys import Gossip
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,24 @@ def test_reports_add_up():
         "a": {"count": 0, "total": 0.0, "nbytes": 0},
         "b": {"count": 3, "total": 4.5, "nbytes": 7},
     }
+
+
+class Silent(Gossip):
+    capabilities = Capabilities(communicates=False)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graph", "warnings"),
+    [
+        (Gossip(), nx.path_graph(3), ()),
+        (Gossip(), nx.empty_graph(1), ("there is one node only, so gossip has nobody to.*more",)),
+        (Gossip(), nx.empty_graph(3), ("has no links, so gossip exchanges.*another topology, or",)),
+        (Silent(), nx.empty_graph(3), ()),
+        (Silent(), nx.path_graph(3), ("gossip exchanges nothing, so the links .* have no effect",)),
+    ],
+)
+def test_links_that_are_missing_or_not_used_are_warned_of(algorithm, graph, warnings):
+    told = check_fit(algorithm, graph, Layout.of({"w": np.zeros(1, np.float32)}))
+    assert len(told) == len(warnings)
+    for text, pattern in zip(told, warnings, strict=True):
+        assert re.search(pattern, text)

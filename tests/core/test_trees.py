@@ -182,6 +182,8 @@ def test_a_cycle_is_named():
     graph = build("binary-tree", 8)
     graph = nx.Graph(graph)
     graph.add_edge(4, 7)
+    with pytest.raises(ConfigurationError, match=r"no tree: 4 - 3 - 2 - 1 - \.\.\. - 6 - 5 is"):
+        Tree.of(nx.cycle_graph(9))
     with pytest.raises(ConfigurationError, match=r"no tree: 4 - 2 - 1 - 3 - 7 is a cycle"):
         Tree.of(graph)
 

@@ -155,10 +155,10 @@ class DivShare(Algorithm):
                 f"{default_granularity(layout.size, self.fragments)} would do"
             )
         fewest = min((degree for _, degree in topology.degree), default=0)
-        if self.degree > fewest:
+        if 0 < fewest < self.degree:
             warnings.append(
-                f"degree {self.degree} is more than the {fewest} neighbors that some node has; it "
-                "sends each fragment to all of those"
+                f"degree {self.degree} is more than some node has neighbors, {fewest}: it sends "
+                "each fragment to all of those. Take a denser topology, or a smaller degree"
             )
         return tuple(warnings)
 

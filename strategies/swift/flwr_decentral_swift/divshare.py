@@ -86,10 +86,10 @@ class SWIFTDivShare(Algorithm):
     def check(self, topology: nx.Graph[int], layout: Layout) -> tuple[str, ...]:
         """Warn where there are fewer neighbors than receivers."""
         fewest = min((degree for _, degree in topology.degree), default=0)
-        if self.degree > fewest:
+        if 0 < fewest < self.degree:
             return (
-                f"degree {self.degree} is more than the {fewest} neighbors that some node has; it "
-                "sends its model to all of those",
+                f"degree {self.degree} is more than some node has neighbors, {fewest}: it sends "
+                "its model to all of those. Take a denser topology, or a smaller degree",
             )
         return ()
 
