@@ -1,5 +1,8 @@
 """Certificates for a trial: a private CA and one certificate for each node.
 
+What Flower itself needs for a trial deployment, TLS of a SuperLink and keys of SuperNodes, is made
+here too.
+
 For more than a trial use the CA that your organization has: a node needs nothing from here but
 three PEM files. The CA's key can sign more nodes; whoever has it can admit anyone to the CA, but
 not to a run, whose roster names each certificate.
@@ -7,7 +10,9 @@ not to a run, whose roster names each certificate.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,9 +60,17 @@ class Authority:
         return cls(builder.sign(key, hashes.SHA256()), key)
 
     def issue(
-        self, name: str, *, begin: datetime | None = None, end: datetime | None = None
+        self,
+        name: str,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        addresses: Iterable[str] = (),
     ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-        """Make the certificate and the key of a node, for both ends of a connection."""
+        """Make the certificate and the key of a node, for both ends of a connection.
+
+        ``addresses`` are IP addresses that it names, for clients that compare them.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         builder = _builder(name, str(issuer), key.public_key(), begin, end)
@@ -71,6 +84,8 @@ class Authority:
         )
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
+        if names := [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self.key, hashes.SHA256()), key
 
 
@@ -128,6 +143,41 @@ def make_keys(folder: Path, nodes: int, days: int) -> list[str]:
             f"cannot write {error.filename or folder}: {error.strerror}"
         ) from error
     return prints
+
+
+def make_superlink_keys(folder: Path, address: str, supernodes: int, days: int) -> None:
+    """Write what a SuperLink and its SuperNodes need for TLS and node authentication, for a trial.
+
+    That is ``ca.pem``, ``cert.pem`` and ``key.pem`` of the SuperLink, and for each SuperNode its
+    private key ``supernode-0`` and so on, with the public one beside it, ``supernode-0.pub``.
+
+    Parameters
+    ----------
+    folder : path
+        Where; it must not exist.
+    address : str
+        The IP address at which the SuperLink is reached.
+    supernodes : int
+        How many SuperNodes.
+    days : int
+        How long the certificate holds.
+    """
+    end = datetime.now(UTC) + timedelta(days=days)
+    authority = Authority.make("flwr-decentral trial SuperLink CA", end=end)
+    certificate, key = authority.issue("SuperLink", end=end, addresses=[address])
+    folder.mkdir(mode=0o700)
+    _write(folder / CA_CERT, _pem(authority.certificate))
+    _write(folder / CERT, _pem(certificate))
+    _write(folder / KEY, _pem(key))
+    formats = serialization.PrivateFormat.OpenSSH, serialization.PublicFormat.OpenSSH
+    for node in range(supernodes):
+        own = ec.generate_private_key(ec.SECP384R1())
+        private = own.private_bytes(
+            serialization.Encoding.PEM, formats[0], serialization.NoEncryption()
+        )
+        public = own.public_key().public_bytes(serialization.Encoding.OpenSSH, formats[1])
+        _write(folder / f"supernode-{node}", private)
+        _write(folder / f"supernode-{node}.pub", public)
 
 
 def node_folder(folder: Path, node: int) -> Path:

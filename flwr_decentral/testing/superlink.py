@@ -4,7 +4,7 @@ When Flower first needs a SuperLink on this machine it starts one, detached, on 
 with the environment of the moment, and leaves it running. :class:`LocalSuperLink` is one that
 belongs to a ``with`` block: a port and a ``FLWR_HOME`` of its own, no network beyond this machine,
 and nothing left in the end, neither a process nor a file, whatever becomes of the process that
-opened it.
+opened it. So is a :class:`~flwr_decentral.testing.deployment.Deployment`, which has SuperNodes.
 
 >>> with LocalSuperLink() as superlink:  # doctest: +SKIP
 ...     run = superlink.run("apps/digits", run_config={"algorithm": "divshare"}, echo=print)
@@ -23,9 +23,7 @@ import contextlib
 import json
 import math
 import os
-import shutil
-import signal
-import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -38,9 +36,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Self, TypeAlias, cast
 
-__all__ = ["FlowerRun", "LocalSuperLink", "SuperLinkError"]
+from .keeper import END_TIMEOUT, end_processes, processes_of, start_keeper
+from .ports import free_ports
+
+__all__ = ["FlowerRun", "LocalSuperLink", "SuperLink", "SuperLinkError"]
 
 OFFLINE: Final[Mapping[str, str]] = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -56,11 +57,13 @@ START_TIMEOUT: Final = 90.0
 COMMAND_TIMEOUT: Final = 60.0
 """Seconds for a ``flwr`` command that only asks the SuperLink something."""
 
-END_TIMEOUT: Final = 15.0
-"""Seconds for all processes to end; those that have not after a third of it are killed."""
-
 # A Unix socket's path has at most 107 characters, of which Ray needs about 70.
 _LONGEST_RAY_FOLDER: Final = 36
+
+
+Scalar: TypeAlias = bool | int | float | str
+Config: TypeAlias = Mapping[str, Scalar]
+"""What Flower's command line takes; dotted keys for tables."""
 
 
 class SuperLinkError(RuntimeError):
@@ -103,10 +106,10 @@ class FlowerRun:
         return self.status.startswith("finished")
 
 
-class LocalSuperLink:
-    """Start a SuperLink for simulations, and end it and all it has started.
+class SuperLink:
+    """Start a SuperLink, and end it and all it has started.
 
-    ClientApps and ServerApps inherit the environment, and run in :attr:`home`: paths in a run
+    ServerApps and ClientApps inherit the environment, and run in :attr:`home`: paths in a run
     config must be absolute.
 
     Parameters
@@ -136,12 +139,12 @@ class LocalSuperLink:
         self._keep = keep
         self._added = dict(environ or {})
         self._start_timeout = start_timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> LocalSuperLink:
+    def __enter__(self) -> Self:
         if not Path("/proc/self/environ").exists():
-            raise SuperLinkError("LocalSuperLink finds its processes in /proc: it needs Linux")
+            raise SuperLinkError("its processes are found in /proc: this needs Linux")
         for command in ("flwr", "flower-superlink"):
             if not _executable(command).exists():
                 raise SuperLinkError(
@@ -151,7 +154,7 @@ class LocalSuperLink:
         self.home = Path(tempfile.mkdtemp(prefix="flwr-")).resolve()
         self.log_path = self.home / "superlink.log"
         try:
-            self._keeper = _start_keeper(self.home, keep=self._keep)
+            self._keeper = start_keeper(self.home, keep=self._keep)
             self._start()
         except BaseException:
             self._end()
@@ -175,14 +178,11 @@ class LocalSuperLink:
         self,
         app: str | Path,
         *,
-        run_config: Mapping[str, bool | int | float | str] | None = None,
-        nodes: int = 16,
-        cpus_per_client: int = 1,
-        gpus_per_client: float = 0.0,
-        actors: int | None = None,
+        run_config: Config | None = None,
         timeout: float = 300.0,
         stream: bool = True,
         echo: Callable[[str], object] | None = None,
+        federation: Config | None = None,
     ) -> FlowerRun:
         """Run an app to its end, as ``flwr run APP --stream`` does.
 
@@ -192,21 +192,14 @@ class LocalSuperLink:
             The folder of the app.
         run_config : mapping, optional
             What to override in the app's ``[tool.flwr.app.config]``; dotted keys for tables.
-        nodes : int (default: 16)
-            The number of virtual nodes.
-        cpus_per_client : int (default: 1)
-            CPUs of each ClientApp.
-        gpus_per_client : float (default: 0.0)
-            Share of a GPU of each ClientApp.
-        actors : int, optional
-            How many ClientApps run at once; by default as many as the CPUs allow. It may be more
-            than that.
         timeout : float (default: 300.0)
             Seconds for the whole run, start-up included; a run that takes longer is stopped.
         stream : bool (default: True)
             Whether to wait for the end. If not, see :meth:`wait` and :meth:`stop`.
         echo : callable, optional
             Called with each line of the log, while the run goes on.
+        federation : mapping, optional
+            What to override in the federation's configuration.
 
         Raises
         ------
@@ -215,19 +208,13 @@ class LocalSuperLink:
             :attr:`FlowerRun.status`.
         """
         started = time.monotonic()
-        federation: dict[str, bool | int | float | str] = {
-            "num-supernodes": nodes,
-            "client-resources-num-cpus": cpus_per_client,
-            "client-resources-num-gpus": float(gpus_per_client),
-        }
-        if actors is not None:
-            federation["init-args-num-cpus"] = actors * cpus_per_client
         app = Path(app).resolve()
         with tempfile.TemporaryDirectory(dir=self.home) as folder:
-            # A file and not an argument: Flower splits arguments at blanks and quotes.
-            arguments = ["--federation-config", _write_toml(federation, folder, "federation")]
-            if run_config:
-                arguments += ["--run-config", _write_toml(run_config, folder, "run")]
+            arguments = []
+            # Files and not arguments: Flower splits arguments at blanks and quotes.
+            for name, values in (("federation", federation), ("run", run_config)):
+                if values:
+                    arguments += [f"--{name}-config", _write_toml(values, folder, name)]
             answer = self._ask(
                 ["run", str(app), *arguments], f"flwr run to submit {app.name}", min(timeout, 60.0)
             )
@@ -311,20 +298,14 @@ class LocalSuperLink:
         return {**inherited, **OFFLINE, **self._added, **own}
 
     def _start(self) -> None:
-        """Start the SuperLink and wait until it answers."""
-        port = _free_port()
-        (self.home / "config.toml").write_text(
-            "[superlink]\n"
-            'default = "local"\n'
-            "[superlink.local]\n"
-            f'address = "127.0.0.1:{port}"\n'
-            "insecure = true\n",
-            encoding="utf-8",
-        )
-        command = [str(_executable("flower-superlink")), "--insecure", "--simulation"]
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(port)],
+        """Start all there is, and wait until the SuperLink answers."""
+        raise NotImplementedError
+
+    def _spawn(self, name: str, command: str, *arguments: str) -> None:
+        """Start a process that logs to a file of its name, and is ended with all others."""
+        with (self.home / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(_executable(command)), *arguments],
                 cwd=self.home,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -332,9 +313,24 @@ class LocalSuperLink:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _start_superlink(self, *arguments: str, port: int, ca: Path | None = None) -> None:
+        """Start the SuperLink, let ``flwr`` know it, and wait until it answers."""
+        trust = "insecure = true" if ca is None else f'root-certificates = "{ca}"'
+        (self.home / "config.toml").write_text(
+            "[superlink]\n"
+            'default = "local"\n'
+            "[superlink.local]\n"
+            f'address = "127.0.0.1:{port}"\n'
+            f"{trust}\n",
+            encoding="utf-8",
+        )
+        options = ["--host", "127.0.0.1", "--port", str(port)]
+        self._spawn("superlink", "flower-superlink", *arguments, *options)
         deadline = time.monotonic() + self._start_timeout
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            if (code := self._process.poll()) is not None:
+        scheme = "http" if ca is None else "https"
+        while not _answers(f"{scheme}://127.0.0.1:{port}/health", ca):
+            if (code := self._processes["superlink"].poll()) is not None:
                 raise SuperLinkError(f"the SuperLink ended with exit code {code}{self._tail()}")
             if time.monotonic() > deadline:
                 raise self._overdue("the SuperLink to answer", self._start_timeout)
@@ -347,11 +343,11 @@ class LocalSuperLink:
             self._keeper.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(END_TIMEOUT + 10.0)
-        _end_processes(self.home)  # for the case that the keeper was killed
-        if self._process is not None:
+        end_processes(self.home)  # for the case that the keeper was killed
+        for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-        return sorted(_processes(self.home))
+                process.wait(1.0)
+        return sorted(processes_of(self.home))
 
     def _look_up(self, run_id: int) -> FlowerRun:
         answer = self._ask(["ls", "--run-id", str(run_id)], f"flwr ls to describe run {run_id}")
@@ -439,20 +435,61 @@ class LocalSuperLink:
         return f"\n  the SuperLink's log ends with:{tail or ' nothing'}"
 
 
+class LocalSuperLink(SuperLink):
+    """Start a SuperLink for simulations. See :class:`SuperLink` for its parameters."""
+
+    def run(
+        self,
+        app: str | Path,
+        *,
+        nodes: int = 16,
+        cpus_per_client: int = 1,
+        gpus_per_client: float = 0.0,
+        actors: int | None = None,
+        federation: Config | None = None,
+        **options: Any,
+    ) -> FlowerRun:
+        """Run an app to its end. See :meth:`SuperLink.run` for what is not listed here.
+
+        Parameters
+        ----------
+        app : str or Path
+            The folder of the app.
+        nodes : int (default: 16)
+            The number of virtual nodes.
+        cpus_per_client : int (default: 1)
+            CPUs of each ClientApp.
+        gpus_per_client : float (default: 0.0)
+            Share of a GPU of each ClientApp.
+        actors : int, optional
+            How many ClientApps run at once; by default as many as the CPUs allow. It may be more
+            than that.
+        """
+        chosen: dict[str, Scalar] = {
+            "num-supernodes": nodes,
+            "client-resources-num-cpus": cpus_per_client,
+            "client-resources-num-gpus": float(gpus_per_client),
+        }
+        if actors is not None:
+            chosen["init-args-num-cpus"] = actors * cpus_per_client
+        return super().run(app, federation={**chosen, **(federation or {})}, **options)
+
+    def _start(self) -> None:
+        self._start_superlink("--insecure", "--simulation", port=free_ports(1)[0])
+
+
 def _executable(name: str) -> Path:
     """Find a command of this environment, which need not be on the path."""
     return Path(sys.executable).parent / name
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(url: str) -> bool:
+def _answers(url: str, ca: Path | None) -> bool:
     # A proxy that the user has set knows nothing of this machine's ports.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if ca is not None:
+        context = ssl.create_default_context(cafile=ca)
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(url, timeout=1.0) as response:
             return bool(response.status == 200)
@@ -470,7 +507,7 @@ def _read(stream: IO[bytes], echo: Callable[[str], object] | None) -> str:
     return "".join(lines)
 
 
-def _write_toml(values: Mapping[str, bool | int | float | str], folder: str, name: str) -> str:
+def _write_toml(values: Config, folder: str, name: str) -> str:
     """Write values to a TOML file, whose strings are those of JSON."""
     path = Path(folder) / f"{name}.toml"
     lines = []
@@ -484,80 +521,3 @@ def _write_toml(values: Mapping[str, bool | int | float | str], folder: str, nam
         lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}\n")
     path.write_text("".join(lines), encoding="utf-8")
     return str(path)
-
-
-def _processes(home: Path) -> set[int]:
-    """Find the processes that were started in ``home`` or with it as their ``FLWR_HOME``.
-
-    Flower and Ray start processes in sessions of their own, so no process group holds them all, and
-    Ray writes its workers' titles over the environment that ``/proc`` shows. Each of them has the
-    working directory, or the environment, or a parent that has one of the two.
-    """
-    marker = b"\0FLWR_HOME=%s\0" % os.fsencode(home)
-    parents: dict[int, int] = {}
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        pid = int(folder.name)
-        try:
-            # The second field is a name in parentheses, which may hold anything.
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state in "ZX":
-                continue
-            parents[pid] = int(parent)
-            environ = b"\0%s\0" % (folder / "environ").read_bytes()
-            if marker in environ or home in (cwd := (folder / "cwd").readlink(), *cwd.parents):
-                found.add(pid)
-        except (OSError, ValueError):
-            continue  # it has just ended, or is another user's
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
-
-
-def _end_processes(home: Path, timeout: float = END_TIMEOUT) -> None:
-    """End every process of ``home``: politely, then not."""
-    start = time.monotonic()
-    asked: set[int] = set()
-    while (left := _processes(home)) and (spent := time.monotonic() - start) < timeout:
-        if spent < timeout / 3:
-            _signal(left - asked, signal.SIGTERM)
-            asked |= left
-        else:
-            _signal(left, signal.SIGKILL)
-        time.sleep(0.1)
-
-
-def _signal(pids: set[int], number: signal.Signals) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
-
-
-def _start_keeper(home: Path, *, keep: bool) -> subprocess.Popen[bytes]:
-    """Start the process that ends all others, when it is told to or when this one is gone.
-
-    It hears of both by the end of its standard input, in a session that no Ctrl-C reaches.
-    """
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(home), "keep" if keep else "remove"],
-        cwd="/",
-        env={},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _keep_watch(home: str, then: str) -> None:
-    sys.stdin.buffer.read()
-    _end_processes(Path(home))
-    if then == "remove":
-        shutil.rmtree(home, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _keep_watch(*sys.argv[1:])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_decentral.testing import superlink as module
+from flwr_decentral.testing.keeper import processes_of
 from flwr_decentral.testing.superlink import LocalSuperLink, SuperLinkError
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
@@ -92,7 +92,7 @@ def app(commands, tmp_path):
 
 
 def alive(home):
-    return module._processes(Path(home))
+    return processes_of(Path(home))
 
 
 def in_mood(mood, **options):

@@ -1,22 +1,19 @@
 """digits: the data, the model, and what a node does with them."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
-from datasets import Dataset
-from flwr_datasets.partitioner import (
-    DirichletPartitioner,
-    IidPartitioner,
-    Partitioner,
-    ShardPartitioner,
-)
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.optim import SGD
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
 
 # Flower Datasets sorts in a way that pyarrow has deprecated.
 warnings.filterwarnings("ignore", "Specifying null_placement", FutureWarning)
@@ -102,11 +99,16 @@ def set_momentum(net: Net, optimizer: SGD, buffers: Mapping[str, Tensor]) -> Non
         optimizer.state[parameter]["momentum_buffer"] = buffers[name].to(DEVICE)
 
 
-# Cached: a process serves many nodes, and a node is served by many processes.
+# Cached: a process serves many nodes, and a node is served by many processes. In a deployment there
+# is a process for each message, most of which need no data: Flower Datasets and scikit-learn, which
+# take longer to import than all the rest, are imported where they are used.
 
 
 @cache
 def _load_digits() -> tuple[Data, Data]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     images, labels = load_digits(return_X_y=True)
     split = train_test_split(images / 16, labels, test_size=360, random_state=0, stratify=labels)
     train_images, test_images = (torch.tensor(part).float().to(DEVICE) for part in split[:2])
@@ -128,6 +130,13 @@ def _load_partition(
 def _make_partitioner(
     num_partitions: int, kind: str, shards: int, alpha: float, seed: int
 ) -> Partitioner:
+    from datasets import Dataset
+    from flwr_datasets.partitioner import (
+        DirichletPartitioner,
+        IidPartitioner,
+        ShardPartitioner,
+    )
+
     labels = _load_digits()[0][1].tolist()
     if kind == "shards":
         if not 1 <= num_partitions * shards <= len(labels):
