@@ -22,7 +22,7 @@ type        head
 ==========  ==================================================================================
 HELLO       who speaks, and about what: see :class:`Hello`
 REFUSED     a reason, and a sentence; the sender closes
-MESSAGE     kind, step, length of the payload, named numbers; the body begins the payload
+MESSAGE     kind, step, length and form of the payload, named numbers; the payload begins
 MORE        nothing; the body goes on with the payload
 ABANDON     nothing; the rest of the payload will not come
 ACK         uint64: how many messages of this link have been consumed or abandoned
@@ -30,11 +30,12 @@ PING        nothing; I am alive
 GOODBYE     nothing; I leave and close
 ==========  ==================================================================================
 
-A payload is float32, little-endian, and is received straight into its array, 1 MiB at most in one
-body. Between two bodies others may come, of ACK, PING and the like; messages do not overlap. What
-is not as written here is refused with a :class:`~flwr_decentral.channel.refusals.Refusal`, and the
-link ends: nothing is skipped over, nothing is guessed. The memory that a peer can claim is one
-payload of the longest length that the run allows.
+A payload travels in one of the forms of :mod:`flwr_decentral.ops.codecs`, 1 MiB at most in one
+body, and is received straight into its array. Between two bodies others may come, of ACK, PING and
+the like; messages do not overlap. What is not as written here is refused with a
+:class:`~flwr_decentral.channel.refusals.Refusal`, and the link ends: nothing is skipped over,
+nothing is guessed. The memory that a peer can claim is one payload of the longest length that the
+run allows.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A text is its length in one byte, and that many bytes of printable UTF-8. A number of a message's
 header is a text, one letter and a value: ``b``, ``h``, ``i`` or ``q`` for an integer of 8 to 64
 bits, the shortest that it fits in, and ``d`` for a float64. A payload's length is the number of its
-scalars, or all ones if there is none.
+scalars, or all ones if there is none. Its form is a place in :data:`~flwr_decentral.core.WIRES`,
+which stands in the upper half of the byte whose lower half counts the numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from flwr_decentral.core import AlgorithmError, ConfigurationError, Message
+from flwr_decentral.core import (
+    WIRES,
+    AlgorithmError,
+    ConfigurationError,
+    Message,
+    Wire,
+    wire_bytes,
+)
 
 from .refusals import Reason, Refusal
 
@@ -178,16 +186,27 @@ class MessageHead:
 
     Attributes
     ----------
-    kind, step, numbers
+    kind, step, numbers, wire
         As in :class:`~flwr_decentral.core.Message`, where ``numbers`` is the header.
-    nbytes : int or None
-        Length of the payload; None if there is none.
+    length : int or None
+        How many values the payload has; None if there is none.
     """
 
     kind: str
     step: int
     numbers: Mapping[str, int | float]
-    nbytes: int | None
+    length: int | None
+    wire: Wire
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload on the wire."""
+        return wire_bytes(self.length or 0, self.wire)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the payload once it has been read."""
+        return _SCALAR * (self.length or 0)
 
     @classmethod
     def of(cls, message: Message, limit: int) -> MessageHead:
@@ -198,18 +217,24 @@ class MessageHead:
         AlgorithmError
             If a peer would refuse it.
         """
-        nbytes = None if message.payload is None else message.payload.nbytes
-        if nbytes is not None and nbytes > limit:
+        length = None if message.payload is None else len(message.payload)
+        if _SCALAR * (length or 0) > limit:
             raise AlgorithmError(
-                f"a {message.kind!r} message has a payload of {nbytes} bytes; in this run the "
-                f"longest may have {limit}"
+                f"a {message.kind!r} message has a payload of {length} values; in this run the "
+                f"longest may have {limit // _SCALAR}"
             )
         if len(message.header) > MOST_NUMBERS:
             raise AlgorithmError(
                 f"a {message.kind!r} message has {len(message.header)} numbers in its header, "
                 f"which holds {MOST_NUMBERS}"
             )
-        return cls(kind=message.kind, step=message.step, numbers=message.header, nbytes=nbytes)
+        return cls(
+            kind=message.kind,
+            step=message.step,
+            numbers=message.header,
+            length=length,
+            wire=message.wire,
+        )
 
     def encode(self) -> bytes:
         """Write it as the head of a frame.
@@ -219,12 +244,13 @@ class MessageHead:
         AlgorithmError
             If a name or a number cannot be written.
         """
-        size = _NO_PAYLOAD if self.nbytes is None else self.nbytes // _SCALAR
+        size = _NO_PAYLOAD if self.length is None else self.length
         try:
             parts = [_MESSAGE.pack(self.step, size)]
         except struct.error:
             raise AlgorithmError(f"step {self.step!r} is no integer of 64 bits") from None
-        parts += [_name(self.kind), _LENGTH.pack(len(self.numbers))]
+        form = WIRES.index(self.wire) << 4
+        parts += [_name(self.kind), _LENGTH.pack(form | len(self.numbers))]
         for key, value in self.numbers.items():
             parts += [_name(key), _number(key, value)]
         return b"".join(parts)
@@ -235,7 +261,10 @@ class MessageHead:
         cursor = Cursor(raw)
         step, size = cursor.unpack(_MESSAGE)
         kind = cursor.text(MOST_KEY)
-        (count,) = cursor.unpack(_LENGTH)
+        (both,) = cursor.unpack(_LENGTH)
+        form, count = both >> 4, both & 15
+        if form >= len(WIRES):
+            raise Refusal(Reason.FRAME, f"no form of payloads has the number {form}")
         numbers: dict[str, int | float] = {}
         for _ in range(count):
             key = cursor.text(MOST_KEY)
@@ -246,8 +275,8 @@ class MessageHead:
         cursor.end()
         if count > MOST_NUMBERS or not all(map(math.isfinite, numbers.values())):
             raise Refusal(Reason.FRAME, f"a message cannot have the header {numbers}")
-        nbytes = None if size == _NO_PAYLOAD else size * _SCALAR
-        return cls(kind=kind, step=step, numbers=numbers, nbytes=nbytes)
+        length = None if size == _NO_PAYLOAD else size
+        return cls(kind=kind, step=step, numbers=numbers, length=length, wire=WIRES[form])
 
 
 def _name(name: str) -> bytes:

@@ -2,19 +2,19 @@
 
 Nothing here does I/O. The memory for what arrives next is the reader's: a scratch for prefixes,
 heads and short bodies, and the payload's own array for long ones, which are so received where they
-stay.
+stay, if they came as float32.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flwr_decentral.core import Message
+from flwr_decentral.ops.codecs import decode
 
 from .frames import (
     CHECKED,
@@ -57,20 +57,21 @@ class _Incoming:
     def __init__(self, head: MessageHead) -> None:
         self.head = head
         self.filled = 0
-        self.array: NDArray[Any] = np.empty((head.nbytes or 0) // 4, "<f4")
-        self.memory = memoryview(self.array.data).cast("B") if self.array.size else memoryview(b"")
+        # Aligned for what it is read as: numpy aligns all its memory to 16 bytes or more.
+        self.data = np.empty(head.nbytes, np.uint8)
+        self.memory = memoryview(self.data.data)
 
     @property
     def missing(self) -> int:
         return len(self.memory) - self.filled
 
     def message(self) -> Message:
-        payload = None
-        if self.head.nbytes is not None:
-            payload = self.array.astype(np.float32, copy=False)
+        head, payload = self.head, None
+        if head.length is not None:
+            payload = decode(self.data, head.wire, head.length)
             payload.flags.writeable = False
         return Message(
-            kind=self.head.kind, step=self.head.step, payload=payload, header=self.head.numbers
+            kind=head.kind, step=head.step, payload=payload, header=head.numbers, wire=head.wire
         )
 
 
@@ -201,11 +202,11 @@ class FrameReader:
             if self._incoming is not None:
                 raise Refusal(Reason.FRAME, "a message begins inside of another")
             head = MessageHead.decode(raw)
-            if (head.nbytes or 0) > self._limit:
+            if head.memory > self._limit:
                 raise Refusal(
                     Reason.FRAME,
-                    f"a message claims a payload of {head.nbytes} bytes; in this run the longest "
-                    f"has {self._limit}",
+                    f"a message claims a payload of {head.length} values; in this run the longest "
+                    f"has {self._limit // 4}",
                 )
             try:
                 self._incoming = _Incoming(head)

@@ -15,7 +15,6 @@ Nothing here does I/O or reads a clock.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from flwr_decentral.core import SECOND, AlgorithmError, Message
+from flwr_decentral.ops.codecs import encode
 
 from .frames import MOST_BODY
 from .heads import MessageHead
@@ -30,6 +30,7 @@ from .heads import MessageHead
 WINDOW: Final = 1 << 20
 _LEAST_PIECE: Final = 1 << 14
 _PIECES_A_SECOND: Final = 10
+_NOTHING: Final = memoryview(b"")
 
 
 @dataclass
@@ -44,23 +45,26 @@ class Parcel:
         What it is.
     head : bytes
         What its first frame says.
-    body : memoryview
-        The bytes of its payload.
+    length : int
+        How many bytes its payload has on the wire.
     sent : int
         How many of them have been handed to the link.
+    body : memoryview
+        The bytes of its payload, from when it is begun.
     """
 
     number: int
     message: Message
     head: bytes
-    body: memoryview
+    length: int
     sent: int = 0
     begun: bool = False
+    body: memoryview = _NOTHING
 
     @property
     def size(self) -> int:
         """Bytes of head and payload."""
-        return len(self.head) + len(self.body)
+        return len(self.head) + self.length
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Piece:
     @property
     def is_last(self) -> bool:
         """Whether the message is complete with it."""
-        return self.stop == len(self.parcel.body)
+        return self.stop == self.parcel.length
 
 
 @dataclass
@@ -163,9 +167,10 @@ class Uplink:
         """
         if to not in self._lanes:
             return False
-        head = MessageHead.of(message, self._limit).encode()
+        _check_payload(message)
+        head = MessageHead.of(message, self._limit)
         self._number += 1
-        parcel = Parcel(self._number, message, head, _body(message))
+        parcel = Parcel(self._number, message, head.encode(), head.nbytes)
         self._lanes[to].waiting.append(parcel)
         return True
 
@@ -215,12 +220,13 @@ class Uplink:
         lane = self._lanes[to]
         parcel = lane.waiting[0]
         if not parcel.begun:
-            parcel.begun = True
+            # Not before: what waits may be dropped, and a short form is memory of its own.
+            parcel.begun, parcel.body = True, _body(parcel.message)
             lane.unacknowledged.append(parcel.size)
             lane.in_flight += parcel.size
         start = parcel.sent
-        parcel.sent = min(start + self._piece, len(parcel.body))
-        if parcel.sent == len(parcel.body):
+        parcel.sent = min(start + self._piece, parcel.length)
+        if parcel.sent == parcel.length:
             lane.waiting.popleft()
         piece = Piece(to, parcel, start, parcel.sent)
         if self._bps is not None:
@@ -231,12 +237,16 @@ class Uplink:
 def _body(message: Message) -> memoryview:
     payload = message.payload
     if payload is None or not payload.size:
-        return memoryview(b"")
+        return _NOTHING
+    return memoryview(encode(payload, message.wire).data)
+
+
+def _check_payload(message: Message) -> None:
+    payload = message.payload
+    if payload is None:
+        return
     if payload.dtype != np.float32 or payload.ndim != 1 or not payload.flags.c_contiguous:
         raise AlgorithmError(
             f"the payload of a {message.kind!r} message must be one contiguous row of float32, got "
             f"{payload.dtype} of shape {payload.shape}"
         )
-    if sys.byteorder == "big":  # pragma: no cover - on no machine that we know
-        payload = payload.byteswap()
-    return memoryview(payload.data).cast("B")

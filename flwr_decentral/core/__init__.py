@@ -41,17 +41,19 @@ from .fragments import (
 from .inbox import InboxMachine
 from .layout import Layout
 from .mailbox import Letter, Mailbox
-from .message import HEADER_BYTES, Message, Vector
+from .message import HEADER_BYTES, Message, Vector, message_bytes
 from .mixing import metropolis_hastings, metropolis_weight, second_eigenvalue, spectral_gap
 from .pairwise import PairwiseAlgorithm, PairwiseMachine
 from .seeds import NodeSeeds, Seeds
 from .state import Part
 from .trees import Tree
+from .wire import WIRES, Wire, check_wire, wire_bytes
 
 __all__ = [
     "HEADER_BYTES",
     "MILLISECOND",
     "SECOND",
+    "WIRES",
     "Algorithm",
     "AlgorithmError",
     "Capabilities",
@@ -95,9 +97,12 @@ __all__ = [
     "TrainFailed",
     "Tree",
     "Vector",
+    "Wire",
+    "check_wire",
     "default_granularity",
     "error_of",
     "from_seconds",
+    "message_bytes",
     "metropolis_hastings",
     "metropolis_weight",
     "mixing",
@@ -109,4 +114,5 @@ __all__ = [
     "to_seconds",
     "topology",
     "trees",
+    "wire_bytes",
 ]

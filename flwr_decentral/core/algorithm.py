@@ -68,6 +68,7 @@ from .layout import Layout
 from .message import Vector
 from .seeds import NodeSeeds
 from .state import take_up, write_down
+from .wire import Wire
 
 if TYPE_CHECKING:
     from flwr_decentral.ops.contract import Ops
@@ -208,14 +209,18 @@ class Machine(ABC):
         The node's current model, the one to evaluate.
     up : set of int
         The neighbors that can be reached now.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which this machine's payloads travel.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("model",)
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, wire: Wire = "float32") -> None:
         self.site = site
         self.model: Vector = site.initial
         self.up: set[int] = set()
+        self.wire = wire
+        self._rounded: tuple[Vector, Vector] | None = None
 
     def step(self, event: Event) -> list[Command]:
         """Let one thing happen to the node.
@@ -245,6 +250,19 @@ class Machine(ABC):
             case PeerDown():
                 self.up.discard(event.peer)
         return list(_HANDLERS[type(event)](self, event))
+
+    def on_wire(self, vector: Vector) -> Vector:
+        """Round a vector to what its receivers will read.
+
+        Everything that a machine sends goes through here, and its message says ``wire=self.wire``.
+        For float32 the vector comes back as it is. The last result is kept, so that one vector that
+        goes to several neighbors is one payload.
+        """
+        if self.wire == "float32":
+            return vector
+        if self._rounded is None or self._rounded[0] is not vector:
+            self._rounded = vector, self.site.ops.rounded(vector, self.wire)
+        return self._rounded[1]
 
     @property
     def waits_for(self) -> tuple[int, ...]:

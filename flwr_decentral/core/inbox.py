@@ -9,6 +9,7 @@ from .algorithm import Machine, Site
 from .commands import Command, DropQueued, Report
 from .events import PeerDown, PeerUp, Stopped, TrainDone
 from .mailbox import Letter, Mailbox
+from .wire import Wire
 
 
 class InboxMachine(Machine):
@@ -25,8 +26,8 @@ class InboxMachine(Machine):
 
     STATE: ClassVar[tuple[str, ...]] = ("model", "inbox")
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, site: Site, wire: Wire = "float32") -> None:
+        super().__init__(site, wire)
         self.inbox = Mailbox()
 
     def keep(self, letter: Letter) -> Iterator[Report]:

@@ -31,7 +31,8 @@ from .algorithm import Machine, Site
 from .clock import from_seconds
 from .commands import Command, Report, Send, SetTimer, Train
 from .events import PeerDown, PeerUp, Received, Started, TimerFired, TrainDone
-from .message import HEADER_BYTES, Message
+from .message import Message, message_bytes
+from .wire import Wire
 
 NOTICE: Final = "step"
 """The kind of a message that only says which step its sender is at."""
@@ -93,8 +94,10 @@ class LockstepMachine(Machine):
         "heard",
     )
 
-    def __init__(self, site: Site, *, overlap: bool, patience: float) -> None:
-        super().__init__(site)
+    def __init__(
+        self, site: Site, *, overlap: bool, patience: float, wire: Wire = "float32"
+    ) -> None:
+        super().__init__(site, wire)
         self.overlap, self.patience = overlap, patience
         self.round, self.following = 1, 2
         self.training = True
@@ -278,7 +281,7 @@ class LockstepMachine(Machine):
             if letter is not None and not self.keep(key, letter)
         ]
         if letters:
-            nbytes = sum(HEADER_BYTES + letter[-1].nbytes for letter in letters)
+            nbytes = sum(message_bytes(len(letter[-1]), self.wire) for letter in letters)
             yield Report(name="stale-message", count=len(letters), nbytes=nbytes)
 
     def _go_on(self) -> Iterator[Command]:

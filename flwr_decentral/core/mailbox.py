@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from .message import HEADER_BYTES, Vector
+from .message import Vector, message_bytes
 from .state import Part
+from .wire import Wire
 
 _NEVER: Final = -(2**63)
 
@@ -20,11 +21,12 @@ class Letter(NamedTuple):
     slot: int
     step: int
     payload: Vector
+    wire: Wire = "float32"
 
     @property
     def nbytes(self) -> int:
         """Bytes that it took on the wire, header included."""
-        return HEADER_BYTES + self.payload.nbytes
+        return message_bytes(len(self.payload), self.wire)
 
 
 class Mailbox(Part):
@@ -79,15 +81,14 @@ class Mailbox(Part):
     def snapshot(self) -> dict[str, list[tuple[Any, ...]]]:
         """Write everything down as plain tuples with copied payloads."""
         return {
-            "letters": [(*letter[:3], letter.payload.copy()) for letter in self],
+            "letters": [letter._replace(payload=letter.payload.copy())[:] for letter in self],
             "newest": [(sender, *self._newest[sender]) for sender in sorted(self._newest)],
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Become exactly what :meth:`snapshot` has written down."""
         held = [
-            Letter(sender, slot, step, payload.copy())
-            for sender, slot, step, payload in snapshot["letters"]
+            Letter(*letter)._replace(payload=letter[3].copy()) for letter in snapshot["letters"]
         ]
         self._letters = {(letter.sender, letter.slot): letter for letter in held}
         self._newest.clear()

@@ -53,6 +53,7 @@ from .commands import Command, Report, Send, SetTimer
 from .events import Received
 from .message import Message, Vector
 from .state import Part
+from .wire import Wire
 
 PATIENCE: Final = "pairing"
 """The name of the timer; its owner hands what it leads to on to :meth:`Pairing.lose_patience`."""
@@ -114,6 +115,8 @@ class Pairing(Part):
         This node's index.
     peers : numpy.random.Generator
         What decides whom to invite.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which vectors travel; what is passed in has been rounded to it.
 
     Attributes
     ----------
@@ -146,9 +149,10 @@ class Pairing(Part):
         "_heard",
     )
 
-    def __init__(self, node: int, peers: np.random.Generator) -> None:
+    def __init__(self, node: int, peers: np.random.Generator, wire: Wire = "float32") -> None:
         self.node = node
         self.peers = peers
+        self.wire = wire
         self.state, self.peer = IDLE, node
         self.patience = 0
         self.offer: Offer | None = None
@@ -241,7 +245,7 @@ class Pairing(Part):
         if tried == _ATTEMPTS:
             return self._put_aside()
         self.offer = self.offer._replace(attempt=tried + 1)
-        return [_send_offer(self.peer, self.offer), self._wait(at, 2**tried)]
+        return [self._send_offer(self.peer, self.offer), self._wait(at, 2**tried)]
 
     def miss(self, peer: int, *, at: int, step: int) -> list[Command]:
         """Do without a neighbor that has gone."""
@@ -303,7 +307,7 @@ class Pairing(Part):
             return [_useless("stale-message", message)], None
         self._decided[source] = number, attempt
         if self._answered(source) == number:
-            repeated = _send_answer(source, self.answers[source], attempt)
+            repeated = self._send_answer(source, self.answers[source], attempt)
             return [_useless("repeated-offer", message), repeated], None
         commands: list[Command] = []
         if self._invites(source, number):
@@ -314,7 +318,7 @@ class Pairing(Part):
             void = _send(source, "void", step, exchange=number, attempt=attempt)
             return [*commands, _useless("refused-offer", message), void], None
         self.answers[source] = Answer(number, step, vector)
-        commands.append(_send_answer(source, self.answers[source], attempt))
+        commands.append(self._send_answer(source, self.answers[source], attempt))
         return commands, Exchange(source, message.step, vector, theirs)
 
     def _invites(self, peer: int, number: int) -> bool:
@@ -341,7 +345,7 @@ class Pairing(Part):
         if self.patience and source not in self.doubts and (crossed or self.idle):
             self.state, self.peer, self._untried = OFFERING, source, []
             self.offer = Offer(number, 1, step, vector)
-            yield _send_offer(source, self.offer)
+            yield self._send_offer(source, self.offer)
             yield self._wait(event.at)
         else:
             yield _send(source, "busy", step, exchange=number)
@@ -380,25 +384,30 @@ class Pairing(Part):
             return []
         offer = self.doubts[peer]
         self.doubts[peer] = offer._replace(attempt=offer.attempt + 1)
-        return [_send_offer(peer, self.doubts[peer])]
+        return [self._send_offer(peer, self.doubts[peer])]
 
     def _wait(self, at: int, times: int = 1) -> SetTimer:
         return SetTimer(name=PATIENCE, at=at + times * self.patience)
 
+    def _send_offer(self, to: int, offer: Offer) -> Send:
+        return self._send_vector(to, "offer", offer, offer.attempt)
 
-def _send(to: int, kind: str, step: int, payload: Vector | None = None, **header: int) -> Send:
-    return Send(to=to, message=Message(kind=kind, step=step, payload=payload, header=header))
+    def _send_answer(self, to: int, answer: Answer, attempt: int) -> Send:
+        return self._send_vector(to, "answer", answer, attempt)
+
+    def _send_vector(self, to: int, kind: str, what: Offer | Answer, attempt: int) -> Send:
+        message = Message(
+            kind=kind,
+            step=what.step,
+            payload=what.vector,
+            header={"exchange": what.exchange, "attempt": attempt},
+            wire=self.wire,
+        )
+        return Send(to=to, message=message)
 
 
-def _send_offer(to: int, offer: Offer) -> Send:
-    exchange, attempt, step, vector = offer
-    return _send(to, "offer", step, vector, exchange=exchange, attempt=attempt)
-
-
-def _send_answer(to: int, answer: Answer, attempt: int) -> Send:
-    return _send(
-        to, "answer", answer.step, answer.vector, exchange=answer.exchange, attempt=attempt
-    )
+def _send(to: int, kind: str, step: int, **header: int) -> Send:
+    return Send(to=to, message=Message(kind=kind, step=step, header=header))
 
 
 def _useless(name: str, message: Message) -> Report:

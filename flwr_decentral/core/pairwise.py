@@ -26,6 +26,7 @@ from .commands import Command, Report, SetTimer, Train
 from .errors import ConfigurationError, suggest
 from .events import PeerDown, PeerUp, Received, Started, Stopped, TimerFired, TrainDone
 from .pairing import PATIENCE, Exchange, Pairing
+from .wire import Wire, check_wire
 
 PACINGS: Final = ("poisson", "paced")
 """The time between a node's turns: exponential, or uniform between half and one and a half times
@@ -47,6 +48,8 @@ class PairwiseAlgorithm(Algorithm):
     patience : float (default: 4.0)
         How long, in local rounds, a node waits for a message before it goes on without it or asks
         again.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(pairwise=True)
@@ -54,8 +57,10 @@ class PairwiseAlgorithm(Algorithm):
     rate: float = 1.0
     pacing: Literal["poisson", "paced"] = "poisson"
     patience: float = 4.0
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         for field in ("rate", "patience"):
             value = getattr(self, field)
             if not 0 < value < math.inf:
@@ -94,11 +99,11 @@ class PairwiseMachine(Machine):
     )
 
     def __init__(self, site: Site, algorithm: PairwiseAlgorithm) -> None:
-        super().__init__(site)
+        super().__init__(site, algorithm.wire)
         self.algorithm = algorithm
         self.round = 1
         self.interval = 0
-        self.pairing = Pairing(site.node, site.seeds.generator("peers"))
+        self.pairing = Pairing(site.node, site.seeds.generator("peers"), self.wire)
         self._began = 0
         self._due = False
         self._turns = site.seeds.generator("turns")
@@ -129,9 +134,12 @@ class PairwiseMachine(Machine):
 
     def on_received(self, event: Received) -> Iterator[Command]:
         """Go on with an exchange, whether or not the trainer is at work."""
+        vector = self.model
         if self.pairing.concerns(event.message):
             self.advance(event.at)
-        commands, exchange = self.pairing.receive(event, self.model, step=self.round)
+            # Both ends move by the difference of what was sent, so by what was rounded.
+            vector = self.on_wire(self.model)
+        commands, exchange = self.pairing.receive(event, vector, step=self.round)
         if exchange is not None:
             self.average(exchange)
             yield Report(name="staleness", total=float(self.round - exchange.step))

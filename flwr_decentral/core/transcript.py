@@ -68,6 +68,8 @@ def format_message(message: Message) -> str:
         text += "".join(f" {key}={message.header[key]}" for key in sorted(message.header))
     if message.payload is not None:
         text += f" payload={format_vector(message.payload)}"
+    if message.wire != "float32":
+        text += f" wire={message.wire}"
     return text
 
 

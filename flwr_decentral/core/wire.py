@@ -47,4 +47,4 @@ def check_wire(wire: str) -> None:
         If it is none of :data:`WIRES`.
     """
     if wire not in WIRES:
-        raise ConfigurationError(f"no wire form is called {wire!r}; {suggest(wire, WIRES)}")
+        raise ConfigurationError(f"there is no wire {wire!r}; {suggest(wire, WIRES)}")

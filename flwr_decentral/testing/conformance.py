@@ -50,6 +50,7 @@ from flwr_decentral.core import (
     Layout,
     Machine,
     Vector,
+    wire_bytes,
 )
 from flwr_decentral.core.algorithm import Topology
 
@@ -284,8 +285,8 @@ class AlgorithmConformance:
         """Receivers can tell newer from older, and bytes are declared."""
         newest: dict[Any, int] = {}
         for _, src, dst, message in self.run(subject).sent:
-            payload = message.payload
-            size = HEADER_BYTES + (0 if payload is None else 4 * len(payload))
+            length = 0 if message.payload is None else len(message.payload)
+            size = HEADER_BYTES + wire_bytes(length, message.wire)
             assert message.nbytes == size, f"{message.nbytes} bytes are declared, not {size}"
             content = (src, dst, message.kind, *sorted(message.header.items()))
             assert message.step > newest.get(content, -1), (

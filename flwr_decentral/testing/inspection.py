@@ -267,7 +267,7 @@ class ProvenanceCluster(Cluster):
 
 def _hidden(machine: Machine) -> dict[str, Any]:
     """Describe the attributes that a snapshot does not hold; what is cached is no state."""
-    known = {"site", "up", *machine.STATE}
+    known = {"site", "up", "_rounded", *machine.STATE}
     return {
         name: fingerprint(value)
         for name, value in vars(machine).items()

@@ -15,9 +15,11 @@ from flwr_decentral.core import (
     Send,
     Train,
     Vector,
+    Wire,
 )
 from flwr_decentral.core.algorithm import Algorithm, Topology
 from flwr_decentral.core.transcript import vector_digest
+from flwr_decentral.ops import codecs
 
 MAX_HEADER_NUMBERS = (HEADER_BYTES - 24) // 8
 """How many numbers a header has room for beside the kind, the step and both addresses."""
@@ -74,8 +76,16 @@ class Referee:
                 f"{MAX_HEADER_NUMBERS}: put them into the payload",
             )
         if message.payload is not None:
+            self._check_rounded(node, message.payload, message.wire)
             self._own(node, message.payload, "sends")
             self._sent.append((node, message, vector_digest(message.payload)))
+
+    def _check_rounded(self, node: int, payload: Vector, wire: Wire) -> None:
+        rounded = codecs.rounded(payload, wire)
+        if not np.array_equal(rounded, payload, equal_nan=True):
+            raise self.breach(
+                node, f"sends values as {wire} that were not rounded to it: use on_wire"
+            )
 
     def train(self, node: int, command: Train) -> None:
         """Check a training that is asked for."""

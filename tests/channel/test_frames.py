@@ -22,7 +22,14 @@ from flwr_decentral.channel.frames import (
 from flwr_decentral.channel.heads import Hello, MessageHead
 from flwr_decentral.channel.reader import FrameReader
 from flwr_decentral.channel.refusals import Reason, Refusal
-from flwr_decentral.core import HEADER_BYTES, AlgorithmError, ConfigurationError, Message
+from flwr_decentral.core import (
+    HEADER_BYTES,
+    WIRES,
+    AlgorithmError,
+    ConfigurationError,
+    Message,
+)
+from flwr_decentral.ops.codecs import encode, rounded
 
 from .loopback import hello, same
 
@@ -42,8 +49,16 @@ MESSAGES = st.builds(
     payload=PAYLOADS,
     header=st.dictionaries(NAMES, NUMBERS, max_size=5),
 )
+SHORT = st.builds(
+    lambda size, wire: Message(
+        kind="m", step=1, wire=wire, payload=rounded(np.arange(size, dtype=np.float32), wire)
+    ),
+    st.integers(0, 3000),
+    st.sampled_from(WIRES),
+)
 ITEMS = st.one_of(
     MESSAGES,
+    SHORT,
     st.builds(Acknowledged, st.integers(0, 2**64 - 1)),
     st.builds(Ping),
     st.builds(Goodbye),
@@ -54,8 +69,7 @@ ITEMS = st.one_of(
 
 def body_of(message: Message) -> memoryview:
     payload = message.payload
-    empty = payload is None or not payload.size
-    return memoryview(b"" if empty else payload.tobytes())
+    return memoryview(b"" if payload is None else encode(payload, message.wire).tobytes())
 
 
 def written(item: object, writer: FrameWriter, piece: int = MOST_BODY) -> bytes:
@@ -165,12 +179,13 @@ def frame(kind: int, head: bytes = b"", body: bytes = b"", *, zero: int = 0, che
     return struct.pack("<BBHII", kind, zero, len(head), len(body), check) + head + body
 
 
-def message_head(nbytes: int | None, **other) -> bytes:
-    usual = {"kind": "m", "step": 1, "numbers": {}, "nbytes": nbytes}
+def message_head(length: int | None, **other) -> bytes:
+    usual = {"kind": "m", "step": 1, "numbers": {}, "length": length, "wire": "float32"}
     return MessageHead(**{**usual, **other}).encode()
 
 
 NAMED = struct.pack("<qI", 1, 2**32 - 1) + b"\1m" + b"\1" + b"\1a"
+FORMLESS = struct.pack("<qI", 1, 3) + b"\1m" + bytes([len(WIRES) << 4])
 NAN = NAMED + b"d" + struct.pack("<d", np.nan)
 TWICE = NAMED[:-3] + b"\2" + b"\1ab\0" * 2
 
@@ -189,12 +204,15 @@ TWICE = NAMED[:-3] + b"\2" + b"\1ab\0" * 2
         (frame(Type.ACK, b"x"), "too short"),
         (frame(Type.MORE, b"", b"1234"), "nothing to go on with"),
         (frame(Type.ABANDON), "nothing to abandon"),
-        (frame(Type.MESSAGE, message_head(4)), "a body of 0 bytes where 4 are missing"),
-        (frame(Type.MESSAGE, message_head(4), b"12345678"), "8 bytes where 4 are missing"),
+        (frame(Type.MESSAGE, message_head(1)), "a body of 0 bytes where 4 are missing"),
+        (frame(Type.MESSAGE, message_head(1), b"12345678"), "8 bytes where 4 are missing"),
         (frame(Type.MESSAGE, message_head(None), b"1234"), "4 bytes where 0 are missing"),
-        (frame(Type.MESSAGE, message_head(LIMIT + 4), b"1234"), "claims a payload of 1048580"),
-        (frame(Type.MESSAGE, message_head(8), b"1234") + frame(Type.MORE), "nothing to go on"),
-        (frame(Type.MESSAGE, message_head(8), b"1234") * 2, "begins inside of another"),
+        (frame(Type.MESSAGE, message_head(LIMIT // 4 + 1), b"1234"), "payload of 262145 values"),
+        (frame(Type.MESSAGE, message_head(2), b"1234") + frame(Type.MORE), "nothing to go on"),
+        (frame(Type.MESSAGE, message_head(2), b"1234") * 2, "begins inside of another"),
+        (frame(Type.MESSAGE, message_head(LIMIT // 4 + 1, wire="int8"), b"1234"), "longest has"),
+        (frame(Type.MESSAGE, message_head(2, wire="int8"), b"1234567"), "7 bytes where 6"),
+        (frame(Type.MESSAGE, FORMLESS, b"1234"), "no form of payloads has the number 4"),
         (frame(Type.MESSAGE, message_head(None) + b"x"), "too long"),
         (frame(Type.MESSAGE, message_head(None)[:-1]), "too short"),
         (frame(Type.MESSAGE, NAN), "cannot have the header {'a': nan}"),
@@ -242,7 +260,7 @@ def test_what_came_before_a_bad_frame_is_not_lost():
 
 def test_an_abandoned_message_says_what_came_in_vain_and_makes_room_for_the_next():
     writer, reader = FrameWriter(checked=False), reader_of()
-    half = frame(Type.MESSAGE, message_head(8), b"1234")
+    half = frame(Type.MESSAGE, message_head(2), b"1234")
     assert read(reader, half) == []
     assert reader.cut == 4
     rest = b"".join(writer.abandon()) + frame(Type.MESSAGE, message_head(None))
@@ -266,10 +284,10 @@ def test_signs_of_life_may_come_between_the_pieces_of_a_message():
 def test_a_large_body_is_received_straight_into_its_array():
     """The buffer that the socket fills *is* the payload, but for what came with the head."""
     reader = reader_of()
-    head = frame(Type.MESSAGE, message_head(400_000), b"")[:8]
-    data = struct.pack("<BBHII", Type.MESSAGE, 0, len(message_head(400_000)), 400_000, 0)
+    head = frame(Type.MESSAGE, message_head(100_000), b"")[:8]
+    data = struct.pack("<BBHII", Type.MESSAGE, 0, len(message_head(100_000)), 400_000, 0)
     assert head[:1] == data[:1]
-    assert read(reader, data + message_head(400_000)) == []
+    assert read(reader, data + message_head(100_000)) == []
     buffer = reader.buffer()
     assert len(buffer) == 400_000
     buffer[:] = np.ones(100_000, np.float32).tobytes()

@@ -203,7 +203,7 @@ async def chatter(writer: asyncio.StreamWriter) -> None:
 def test_acknowledgements_do_not_pile_up_for_who_does_not_read(passports):
     """It sends small messages without end; what it is owed waits until it takes what it is sent."""
     frames = FrameWriter(checked=True)
-    head = MessageHead(kind="x", step=1, numbers={}, nbytes=None).encode()
+    head = MessageHead(kind="x", step=1, numbers={}, length=None, wire="float32").encode()
     burst = b"".join(part for _ in range(500) for part in frames.first(head, b""))
 
     async def work():

@@ -112,13 +112,16 @@ class AlarmedMachine(Machine):
 
 
 def variants(cls) -> dict[str, Algorithm]:
-    """Make an algorithm with its defaults, and with each other value of each choice it has."""
+    """Make an algorithm with its defaults, and with each other value of each choice it has.
+
+    Of the forms on the wire one will do: it is the channel that knows them, and has its own tests.
+    """
     found = {cls.name: cls()}
     hints = typing.get_type_hints(cls)
     for name, default in plugins.hyperparameters(cls).items():
         values = (False, True) if hints[name] is bool else ()
         if typing.get_origin(hints[name]) is typing.Literal:
-            values = typing.get_args(hints[name])
+            values = ("int8",) if name == "wire" else typing.get_args(hints[name])
         for value in values:
             if value != default:
                 try:

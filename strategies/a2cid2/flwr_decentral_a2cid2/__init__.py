@@ -75,6 +75,8 @@ class A2CiD2(PairwiseAlgorithm):
     patience : float (default: 4.0)
         How long, in local rounds, a node waits for a message before it goes on without it or asks
         again.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
     momentum : bool (default: True)
         False is plain asynchronous gossip, the paper's baseline: eta = 0, and no y.
     calibrate : bool (default: True)

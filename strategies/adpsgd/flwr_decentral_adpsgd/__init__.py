@@ -83,6 +83,8 @@ class ADPSGD(PairwiseAlgorithm):
     patience : float (default: 4.0)
         How long, in local rounds, a node waits for a message before it goes on without it or asks
         again.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
     scheme : {"free", "bipartite"}
         Whether all nodes start exchanges and none waits, or the nodes of one color do, and wait.
 

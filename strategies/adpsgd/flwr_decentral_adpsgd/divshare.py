@@ -53,6 +53,8 @@ from flwr_decentral.core import (
     Train,
     TrainDone,
     Vector,
+    Wire,
+    check_wire,
 )
 
 __all__ = ["ADPSGDDivShare", "ADPSGDDivShareMachine"]
@@ -71,11 +73,13 @@ class ADPSGDDivShare(Algorithm):
         J: half as many models are sent per round, and as many come back.
     flush : bool (default: False)
         Drop what is still queued when a new round's model is ready.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
 
     Examples
     --------
     >>> print(ADPSGDDivShare())
-    adpsgd-divshare(degree=6, flush=False)
+    adpsgd-divshare(degree=6, flush=False, wire='float32')
     """
 
     name: ClassVar[str] = "adpsgd-divshare"
@@ -84,8 +88,10 @@ class ADPSGDDivShare(Algorithm):
 
     degree: int = 6
     flush: bool = False
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         if self.degree < 2:
             raise ConfigurationError(
                 f"degree must be at least 2, since half as many models are sent, got {self.degree}"
@@ -125,7 +131,7 @@ class ADPSGDDivShareMachine(InboxMachine):
     STATE = (*InboxMachine.STATE, "latest", "round", "pings", "pongs", "heard", "peers")
 
     def __init__(self, site: Site, algorithm: ADPSGDDivShare) -> None:
-        super().__init__(site)
+        super().__init__(site, algorithm.wire)
         self.algorithm = algorithm
         self.latest: Vector = site.initial
         self.round = 0
@@ -162,7 +168,7 @@ class ADPSGDDivShareMachine(InboxMachine):
         ):
             yield Report(name="bad-message", nbytes=message.nbytes)
             return
-        yield from self.keep(Letter(source, 0, message.step, payload))
+        yield from self.keep(Letter(source, 0, message.step, payload, message.wire))
         if message.kind == _PING and number > self.heard.get(source, 0):
             self.heard[source] = number
             self.pongs += 1
@@ -175,5 +181,11 @@ class ADPSGDDivShareMachine(InboxMachine):
 
     def _send(self, to: int, kind: str, number: int) -> Send:
         header = {"number": number}
-        message = Message(kind=kind, step=self.round, payload=self.latest, header=header)
+        message = Message(
+            kind=kind,
+            step=self.round,
+            payload=self.on_wire(self.latest),
+            header=header,
+            wire=self.wire,
+        )
         return Send(to=to, message=message)

@@ -68,6 +68,8 @@ from flwr_decentral.core import (
     Started,
     Train,
     TrainDone,
+    Wire,
+    check_wire,
     default_granularity,
     suggest,
 )
@@ -103,6 +105,8 @@ class DivShare(Algorithm):
     max_age : int (default: 0)
         Drop received fragments that are more than this many rounds behind this node's own; 0 uses
         them all.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which fragments travel.
 
     Examples
     --------
@@ -122,8 +126,10 @@ class DivShare(Algorithm):
     partition: Literal["rotation", "layerwise"] = "rotation"
     partition_seed: int = 0
     max_age: int = 0
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         least = {"fragments": 1, "degree": 1, "granularity": 0, "partition_seed": 0, "max_age": 0}
         for field, bound in least.items():
             value = getattr(self, field)
@@ -193,7 +199,7 @@ class DivShareMachine(InboxMachine):
     STATE = (*InboxMachine.STATE, "peers", "queue")
 
     def __init__(self, site: Site, algorithm: DivShare) -> None:
-        super().__init__(site)
+        super().__init__(site, algorithm.wire)
         self.algorithm = algorithm
         self.partition = algorithm.cut(site.layout)
         self.peers = site.seeds.generator("peers")
@@ -228,8 +234,9 @@ class DivShareMachine(InboxMachine):
             Message(
                 kind=_FRAGMENT,
                 step=event.round,
-                payload=payload,
+                payload=self.on_wire(payload),
                 header={"fragment": fragment, "fragments": fragments},
+                wire=self.wire,
             )
             for fragment, payload in enumerate(self.site.ops.pack_all(event.after, self.partition))
         ]
@@ -266,7 +273,7 @@ class DivShareMachine(InboxMachine):
             or len(payload) != self.partition.length(fragment)
         ):
             return None
-        return Letter(event.source, fragment, message.step, payload)
+        return Letter(event.source, fragment, message.step, payload, message.wire)
 
 
 def _draw(

@@ -49,6 +49,8 @@ from flwr_decentral.core import (
     Site,
     TrainDone,
     Vector,
+    Wire,
+    check_wire,
     metropolis_weight,
     suggest,
 )
@@ -82,11 +84,13 @@ class DPSGD(Algorithm):
         all others are scaled by the same factor. Without effect on plain averages.
     patience : float (default: 600.0)
         How long, in seconds, a node that has finished its own training waits for a neighbor.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
 
     Examples
     --------
-    >>> print(DPSGD(patience=30.0))
-    dpsgd(order='adapt-then-combine', average='metropolis', missing='self', patience=30.0)
+    >>> print(DPSGD(patience=30.0))  # doctest: +ELLIPSIS
+    dpsgd(order='adapt-then-combine', average='metropolis', missing='self', patience=30.0, ...)
     """
 
     name: ClassVar[str] = "dpsgd"
@@ -98,8 +102,10 @@ class DPSGD(Algorithm):
     average: Literal["metropolis", "plain"] = "metropolis"
     missing: Literal["self", "renormalize"] = "self"
     patience: float = 600.0
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         for field, choices in _CHOICES.items():
             value = getattr(self, field)
             if value not in choices:
@@ -130,7 +136,7 @@ class DPSGDMachine(LockstepMachine):
 
     def __init__(self, site: Site, algorithm: DPSGD) -> None:
         overlap = algorithm.order == "combine-then-adapt"
-        super().__init__(site, overlap=overlap, patience=algorithm.patience)
+        super().__init__(site, overlap=overlap, patience=algorithm.patience, wire=algorithm.wire)
         self.algorithm = algorithm
         self.trained: Vector | None = None
 
@@ -144,7 +150,13 @@ class DPSGDMachine(LockstepMachine):
     def messages(self, peer: int) -> Iterator[Message]:
         """Write the model, the same for every neighbor."""
         header = {"degree": len(self.site.neighbors)}
-        yield Message(kind=_MODEL, step=self.round, payload=self.model, header=header)
+        yield Message(
+            kind=_MODEL,
+            step=self.round,
+            payload=self.on_wire(self.model),
+            header=header,
+            wire=self.wire,
+        )
 
     def read(self, source: int, message: Message) -> tuple[int, tuple[int, Vector]] | None:
         """Take (degree, model) out of a message; None if they are not there or do not fit."""

@@ -19,6 +19,8 @@ from flwr_decentral.core import (
     Machine,
     Site,
     Tree,
+    Wire,
+    check_wire,
     suggest,
 )
 from flwr_decentral.core.trees import double_binary_trees, spanning_tree
@@ -63,6 +65,8 @@ class RelaySGD(Algorithm):
         means in centralized training. By default the user's learning rate is left alone.
     patience : float (default: 600.0)
         How long, in seconds, a node that has finished its own training waits for a neighbor.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which sums travel. Each hop rounds anew.
 
     Examples
     --------
@@ -82,8 +86,10 @@ class RelaySGD(Algorithm):
     missing: Literal["stale-fill", "last-average", "counts", "initial", "own"] = "stale-fill"
     rate_scale: Literal["none", "kappa"] = "none"
     patience: float = 600.0
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         for field, choices in _CHOICES.items():
             value = getattr(self, field)
             if value not in choices:
@@ -194,6 +200,7 @@ class RelaySGD(Algorithm):
             partition=partition,
             missing=self.missing if self.variant == "model" else "zero",
             scale=self.kappa(site.topology) if self.rate_scale == "kappa" else 1.0,
+            wire=self.wire,
         )
         kappa = self.kappa(site.topology)
         if self.mode == "latest":

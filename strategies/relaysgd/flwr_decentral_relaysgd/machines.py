@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from flwr_decentral.core import (
-    HEADER_BYTES,
     Command,
     DropQueued,
     Machine,
@@ -20,6 +19,7 @@ from flwr_decentral.core import (
     Train,
     TrainDone,
     Vector,
+    message_bytes,
 )
 from flwr_decentral.core.lockstep import Letter, LockstepMachine
 
@@ -49,7 +49,7 @@ class RelayMachine(LockstepMachine):
     def __init__(
         self, site: Site, relay: Relay, *, kappa: float, overlap: bool, patience: float
     ) -> None:
-        super().__init__(site, overlap=overlap, patience=patience)
+        super().__init__(site, overlap=overlap, patience=patience, wire=relay.wire)
         self.relay, self.kappa = relay, kappa
         self.own: Parts | None = None
         self.trained: Parts | None = None
@@ -170,7 +170,7 @@ class LatestMachine(Machine):
     STATE = ("model", "round", "own", "held", "apart")
 
     def __init__(self, site: Site, relay: Relay, *, kappa: float) -> None:
-        super().__init__(site)
+        super().__init__(site, relay.wire)
         self.relay, self.kappa = relay, kappa
         self.round = 1
         self.own: Parts | None = None
@@ -220,7 +220,7 @@ class LatestMachine(Machine):
         if held is None or held[0] < letter.step:
             self.held[event.source, t] = letter
         else:
-            nbytes = HEADER_BYTES + letter.content.nbytes
+            nbytes = message_bytes(len(letter.content), self.wire)
             yield Report(name="stale-message", nbytes=nbytes)
 
     def on_peer_up(self, event: PeerUp) -> Iterator[Command]:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 from flwr_decentral.core import Interleaved, Message, Site, TrainDone, Tree, Vector
 from flwr_decentral.core.lockstep import NOTHING
+from flwr_decentral.core.wire import Wire
 
 SUM: Final = "sum"
 """The kind of a message that carries a sum."""
@@ -82,6 +83,8 @@ class Relay:
         What fills the place of missing contributions; ``"zero"`` if updates are relayed.
     scale : float
         The factor on what training adds.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which sums travel. Each hop rounds anew.
     """
 
     site: Site
@@ -89,6 +92,7 @@ class Relay:
     partition: Interleaved | None
     missing: str
     scale: float
+    wire: Wire
 
     @property
     def keeps(self) -> bool:
@@ -159,8 +163,9 @@ class Relay:
             yield Message(
                 kind=SUM,
                 step=step,
-                payload=self._sum(vectors),
+                payload=self.site.ops.rounded(self._sum(vectors), self.wire),
                 header={"tree": t, "count": count, "members": self._members(t, held, up, peer)},
+                wire=self.wire,
             )
 
     def read(self, source: int, message: Message) -> tuple[int, Sum] | None:

@@ -27,6 +27,8 @@ from flwr_decentral.core import (
     Train,
     TrainDone,
     Vector,
+    Wire,
+    check_wire,
     suggest,
     to_seconds,
 )
@@ -65,6 +67,8 @@ class SWIFT(Algorithm):
         this node; 0 keeps it until the neighbor goes down.
     flush : bool (default: True)
         Drop what is still queued when a new model is ready.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
 
     Examples
     --------
@@ -83,8 +87,10 @@ class SWIFT(Algorithm):
     missing: Literal["self", "boost"] = "self"
     max_age: int = 0
     flush: bool = True
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         for field, choices in _CHOICES.items():
             value = getattr(self, field)
             if value not in choices:
@@ -130,7 +136,7 @@ class SWIFTMachine(Machine):
     STATE = ("model", "inbox", "renewed", "unused", "pace", "paces", "since", "round")
 
     def __init__(self, site: Site, algorithm: SWIFT) -> None:
-        super().__init__(site)
+        super().__init__(site, algorithm.wire)
         self.algorithm = algorithm
         self.inbox = Mailbox()
         self.renewed: dict[int, int] = {}
@@ -167,7 +173,13 @@ class SWIFTMachine(Machine):
             yield DropQueued()
         measured = self.algorithm.influence == "measured"
         header = {"pace": self.pace} if measured else {}
-        message = Message(kind=_MODEL, step=event.round, payload=self.model, header=header)
+        message = Message(
+            kind=_MODEL,
+            step=event.round,
+            payload=self.on_wire(self.model),
+            header=header,
+            wire=self.wire,
+        )
         for peer in sorted(self.up):
             yield Send(to=peer, message=message)
         yield Train(round=self.round, model=self.model)
@@ -184,7 +196,7 @@ class SWIFTMachine(Machine):
         ):
             yield Report(name="bad-model", nbytes=message.nbytes)
             return
-        letter = Letter(source, 0, message.step, payload)
+        letter = Letter(source, 0, message.step, payload, message.wire)
         useless = self.inbox.put(letter)
         if useless is letter or (useless is not None and source in self.unused):
             yield Report(name="superseded", nbytes=letter.nbytes)

@@ -48,6 +48,8 @@ from flwr_decentral.core import (
     Started,
     Train,
     TrainDone,
+    Wire,
+    check_wire,
 )
 
 __all__ = ["SWIFTDivShare", "SWIFTDivShareMachine"]
@@ -65,11 +67,13 @@ class SWIFTDivShare(Algorithm):
         J, the number of receivers; at most as many as can be reached.
     flush : bool (default: False)
         Drop what is still queued when a new round's model is ready.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form in which models travel.
 
     Examples
     --------
     >>> print(SWIFTDivShare())
-    swift-divshare(degree=6, flush=False)
+    swift-divshare(degree=6, flush=False, wire='float32')
     """
 
     name: ClassVar[str] = "swift-divshare"
@@ -78,8 +82,10 @@ class SWIFTDivShare(Algorithm):
 
     degree: int = 6
     flush: bool = False
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_wire(self.wire)
         if self.degree < 1:
             raise ConfigurationError(f"degree must be at least 1, got {self.degree}")
 
@@ -110,7 +116,7 @@ class SWIFTDivShareMachine(InboxMachine):
     STATE = (*InboxMachine.STATE, "peers")
 
     def __init__(self, site: Site, algorithm: SWIFTDivShare) -> None:
-        super().__init__(site)
+        super().__init__(site, algorithm.wire)
         self.algorithm = algorithm
         self.peers = site.seeds.generator("peers")
 
@@ -124,7 +130,9 @@ class SWIFTDivShareMachine(InboxMachine):
             yield DropQueued()
         candidates = sorted(self.up)
         count = min(self.algorithm.degree, len(candidates))
-        message = Message(kind=_MODEL, step=event.round, payload=event.after)
+        message = Message(
+            kind=_MODEL, step=event.round, payload=self.on_wire(event.after), wire=self.wire
+        )
         for place in self.peers.permutation(len(candidates))[:count].tolist():
             yield Send(to=candidates[place], message=message)
         yield from self.average_models(event)
@@ -136,4 +144,4 @@ class SWIFTDivShareMachine(InboxMachine):
         if message.kind != _MODEL or payload is None or len(payload) != self.site.layout.size:
             yield Report(name="bad-model", nbytes=message.nbytes)
             return
-        yield from self.keep(Letter(event.source, 0, message.step, payload))
+        yield from self.keep(Letter(event.source, 0, message.step, payload, message.wire))
