@@ -56,11 +56,13 @@ def serve(
         level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
     try:
+        place = Address.parse(address) if address else None
+        local = place is not None and place.is_local
         options = Options(
             socket=socket,
-            address=Address.parse(address) if address else None,
+            address=place,
             listen=Address.parse(listen) if listen else None,
-            security=Security(ca=ca, cert=cert, key=key, insecure=insecure),
+            security=Security(ca=ca, cert=cert, key=key, insecure=insecure, local=local),
             own=own,
         )
         run_sidecar(options)

@@ -27,11 +27,11 @@ from .heads import MOST_PAYLOAD
 from .links import Desk, Link, Timing
 from .refusals import Reason, Refusal, Refusals
 from .roster import Address, Roster
+from .sockets import Entrance, connect, sources
 from .stream import Stream, shake_hands
 from .tls import Contexts, explain, fingerprint
 
 _LOGGER: Final = logging.getLogger(__name__)
-_BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Connections:
         self._greeting: dict[Link, Ticket | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._contexts: Contexts | None = None
-        self._socket: socket.socket | None = None
+        self._entrance: Entrance | None = None
         self._streams: set[Stream] = set()
         self._closing = False
 
@@ -128,8 +128,8 @@ class Connections:
         me = self._roster.members[self._node.hello.index]
         called = [p for p in self._node.neighbors if self._roster.dialer(me.index, p) == p]
         if called:
-            self._socket = await self._listen(self._settings.listen or me.address)
-            self._spawn(self._accept(self._socket))
+            self._entrance = await self._listen(self._settings.listen or me.address)
+            self._spawn(self._accept(self._entrance))
             self._spawn(self._resolve())
         for peer in self._node.neighbors:
             if peer not in called:
@@ -143,8 +143,8 @@ class Connections:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        if self._entrance is not None:
+            self._entrance.close()
         for link in list(self._greeting):
             link.end("closed-here")
 
@@ -166,43 +166,33 @@ class Connections:
 
     # ------------------------------------------------------------------------------ being called
 
-    async def _listen(self, address: Address | None) -> socket.socket:
+    async def _listen(self, address: Address | None) -> Entrance:
+        index = self._node.hello.index
         if address is None:
             raise ConfigurationError(
-                f"node {self._node.hello.index} is to be called by neighbors, but has no address"
+                f"node {index} is to be called by neighbors, but has no address"
             )
-        loop = asyncio.get_running_loop()
-        listening = None
         try:
-            found = await loop.getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, kind, protocol, _, place = found[0]
-            listening = socket.socket(family, kind, protocol)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(place)
-            listening.listen(_BACKLOG)
+            return await Entrance.open(address)
         except OSError as error:
-            if listening is not None:
-                listening.close()
             raise ConfigurationError(
-                f"node {self._node.hello.index} cannot listen at {address}: "
-                f"{error.strerror}; choose another peer-listen, or end what uses it"
+                f"node {index} cannot listen at {address}: {error.strerror}; choose another "
+                "peer-listen, or end what uses it"
             ) from error
-        listening.setblocking(False)
-        return listening
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    async def _accept(self, entrance: Entrance) -> None:
         while True:
             try:
-                connection, place = await loop.sock_accept(listening)
+                connection, source = await entrance.accept()
             except OSError as error:
                 # Out of descriptors, mostly: what is open may end, and must not stand still.
                 self._note("a caller", Reason.NO_ROOM, f"no connection: {error.strerror}")
                 await asyncio.sleep(self._timing.shortest)
                 continue
-            source = str(place[0]).removeprefix("::ffff:")
+            if not source:
+                connection.close()
+                self._note("a caller", Reason.STRANGER, "it is another user of this machine")
+                continue
             ticket = self._gate.enter(source)
             task = self._spawn(self._answer(connection, source, ticket))
             ticket.evict = partial(self._evict, source, connection, task)
@@ -258,7 +248,7 @@ class Connections:
         connection = None
         try:
             async with asyncio.timeout(self._timing.handshake):
-                connection = await _connect(address)
+                connection = await connect(address)
                 secure, certificate = await shake_hands(
                     connection, context, server_side=False, linger=self._timing.linger
                 )
@@ -324,14 +314,12 @@ class Connections:
 
     async def _resolve(self) -> None:
         """Learn from which addresses the nodes of the roster may call."""
-        loop = asyncio.get_running_loop()
         known: Counter[str] = Counter()
         for peer in self._node.neighbors:
             address = self._roster.members[peer].address
             if address is not None:
                 with contextlib.suppress(OSError):
-                    found = await loop.getaddrinfo(address.host, address.port)
-                    known.update({str(place[0]) for *_, place in found})
+                    known.update(await sources(address))
         self._gate.know(known)
 
     def _note(self, who: str, reason: Reason, detail: str) -> None:
@@ -355,24 +343,3 @@ def pause(timing: Timing, attempts: int, generator: np.random.Generator) -> floa
     """
     usual = min(timing.longest, timing.shortest * 2.0 ** min(attempts, 60))
     return usual * (0.5 + float(generator.random()))
-
-
-async def _connect(address: Address) -> socket.socket:
-    """Connect to the first of a host's addresses that answers."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    failure: OSError | None = None
-    for family, kind, protocol, _, place in found:
-        connection = socket.socket(family, kind, protocol)
-        connection.setblocking(False)
-        try:
-            await loop.sock_connect(connection, place)
-        except OSError as error:
-            connection.close()
-            failure = error
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-    raise failure or OSError(f"{address.host} has no address")

@@ -90,7 +90,13 @@ class Network:
             raise ConfigurationError(
                 f"node {hello.index} is not in the roster of {len(roster.members)} nodes"
             )
-        if not security.insecure and not roster.members[hello.index].fingerprint:
+        elsewhere = [m.index for m in roster.members if m.address and not m.address.is_local]
+        if security.local and elsewhere:
+            raise ConfigurationError(
+                f"node {hello.index} listens at a Unix socket, but nodes {elsewhere} do not: use "
+                "Unix sockets for all nodes of a run, on one machine, or for none"
+            )
+        if not (security.insecure or security.local or roster.members[hello.index].fingerprint):
             raise ConfigurationError(
                 "the roster holds no certificate fingerprints, but insecure = true is not set; "
                 "every node needs peer-ca, peer-cert and peer-key"

@@ -56,7 +56,7 @@ class Order:
     until : int
         The last round to train in this segment, counted over the whole run.
     seconds : float
-        How long the segment lasts at most; ``inf`` for lockstep, which ends at a round.
+        How long the segment lasts at most; ``inf`` for no limit.
     lease : float
         For how many seconds from now the sidecar may go on without another order.
     uplink : float

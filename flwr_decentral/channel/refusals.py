@@ -53,6 +53,8 @@ class Reason(StrEnum):
     CROWD = "too-many-handshakes"
     CLOSED = "closed-in-handshake"
     NO_ROOM = "cannot-accept"
+    # on a Unix socket
+    STRANGER = "another-user"
 
 
 class Refusal(PeerError):

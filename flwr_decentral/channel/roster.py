@@ -19,15 +19,20 @@ _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 _KEYS: Final = ("index", "address", "fingerprint")
 
 
+_LOCAL: Final = "unix:"
+
+
 class Address(NamedTuple):
-    """A host, by name or number, and a TCP port."""
+    """A host, by name or number, and a TCP port; or a Unix socket, whose port is 0."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read ``host:port``; an IPv6 host stands in brackets.
+        """Read ``host:port``, where an IPv6 host stands in brackets, or ``unix:`` and a socket.
+
+        A Unix socket is a path, or a name after ``@`` in Linux's abstract namespace.
 
         Raises
         ------
@@ -38,7 +43,11 @@ class Address(NamedTuple):
         --------
         >>> Address.parse("[::1]:48200")
         Address(host='::1', port=48200)
+        >>> Address.parse("unix:@node-3").path
+        '@node-3'
         """
+        if text.startswith(_LOCAL) and len(text) > len(_LOCAL):
+            return cls(text, 0)
         host, colon, port = text.strip().rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
         host = host[1:-1] if bracketed else host
@@ -49,7 +58,19 @@ class Address(NamedTuple):
             )
         return cls(host, int(port))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a Unix socket, which only processes of this machine reach."""
+        return self.host.startswith(_LOCAL)
+
+    @property
+    def path(self) -> str:
+        """The Unix socket."""
+        return self.host.removeprefix(_LOCAL)
+
     def __str__(self) -> str:
+        if self.is_local:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -226,7 +247,11 @@ def _check_claims(members: Sequence[Member]) -> None:
                     f"nodes {holders[value]} and {member.index} both claim {what} {value}; each "
                     "node needs its own"
                 )
-    unset = [member.index for member in members if member.address and not member.address.port]
+    unset = [
+        member.index
+        for member in members
+        if member.address and not member.address.is_local and not member.address.port
+    ]
     if unset:
         raise ConfigurationError(f"nodes {unset} have an address with port 0: name the real port")
     bare = [member.index for member in members if not member.fingerprint]

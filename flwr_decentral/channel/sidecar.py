@@ -27,8 +27,9 @@ after ``flwr stop`` even though nobody can tell the sidecar.
 
 **Runs.** A sidecar serves one run; another is refused until the first is released or its lease is
 over. A run with a ``resume`` key leaves its model behind under that name, and begins with what it
-finds there. The model of a run whose lease ran out is kept until another begins, should the
-ServerApp only have been slow.
+finds there; where nobody trains any more it takes the node over from a run that has the same key,
+since that is what comes after a SuperLink's end. The model of a run whose lease ran out is kept
+until another begins, should the ServerApp only have been slow.
 """
 
 from __future__ import annotations
@@ -248,7 +249,8 @@ class Sidecar:
         node = self._node
         if node is not None and node.order.run != order.run:
             left = self._lease - self._clock()
-            if left > 0 and node.error is None:
+            heir = order.resume and order.resume == node.order.resume and not node.is_attended
+            if left > 0 and node.error is None and not heir:
                 raise RuntimeFault(
                     f"this node takes part in run {node.order.run}, whose lease lasts for another "
                     f"{left:.0f} s; run {order.run} is refused until then"

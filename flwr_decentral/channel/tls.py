@@ -5,7 +5,7 @@ and then compare its SHA-256 fingerprint with the roster. Either check alone is 
 chain does not tell one node from another, and the fingerprint does not expire. Host names are not
 compared, since the roster says which *node* is meant. Sessions are not resumed, so that each
 connection proves itself. Without certificates nothing runs, unless ``insecure = true`` says so in
-words.
+words, or all peers are on this machine and meet over Unix sockets.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ class Security:
         PEM files: the CA certificates, this node's certificate, and its private key.
     insecure : bool (default: False)
         Speak plaintext: anyone who reaches the port can pass for any node and read every model.
+    local : bool (default: False)
+        Speak over Unix sockets only, to processes of the same user, as the kernel vouches.
     """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    local: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is neither one nor the other."""
@@ -82,7 +85,12 @@ class Security:
             raise ConfigurationError(
                 f"insecure = true, but {', '.join(given)} are given: choose one of the two"
             )
-        if not self.insecure and len(given) < 3:
+        if self.local and (self.insecure or given):
+            raise ConfigurationError(
+                "peers on Unix sockets need neither certificates nor insecure = true: leave out "
+                f"{', '.join(given) or 'insecure'}"
+            )
+        if not self.insecure and not self.local and len(given) < 3:
             raise ConfigurationError(
                 "peers need certificates: set peer-ca, peer-cert and peer-key in the node config "
                 "(flwr-decentral keys makes them for a trial), or write insecure = true"
@@ -90,7 +98,7 @@ class Security:
             )
 
     def load(self) -> Contexts | None:
-        """Read the files; None, and a warning, where all is to be plaintext.
+        """Read the files; None where all is to be plaintext, and a warning where that is a risk.
 
         Raises
         ------
@@ -98,6 +106,8 @@ class Security:
             If a file cannot be read, key and certificate are not of one pair, or this node's
             certificate would be refused by its peers: it has expired, or another CA signed it.
         """
+        if self.local:
+            return None
         if self.insecure:
             _LOGGER.warning(
                 "insecure = true: models travel in plaintext, and anyone who reaches this port can "

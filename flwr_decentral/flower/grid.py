@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -11,6 +13,18 @@ from flwr.serverapp import Grid
 from flwr_decentral.core import RuntimeFault
 
 from .records import array_bytes
+
+_SHORTEST: Final = 0.02
+_LONGEST: Final = 0.5
+"""Seconds from one look to the next: in a deployment each look is a request to the SuperLink."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield how many seconds to wait before each look: little at first, then longer."""
+    pause = _SHORTEST
+    while True:
+        yield pause
+        pause = min(1.5 * pause, _LONGEST)
 
 
 @dataclass
@@ -46,3 +60,25 @@ class GridMeter:
         replies = list(self.grid.pull_messages(list(ids)))
         self.array_bytes += array_bytes(replies)
         return replies
+
+    def replies(self, ids: Collection[str], deadline: float) -> Iterator[Message]:
+        """Yield replies as they come, until all have come or the time has passed.
+
+        Parameters
+        ----------
+        ids : collection of str
+            What they reply to.
+        deadline : float
+            Seconds on the monotonic clock.
+        """
+        waiting, waits = dict.fromkeys(ids), pauses()
+        while waiting:
+            if replies := self.pull(waiting):
+                waits = pauses()
+            for reply in replies:
+                waiting.pop(reply.metadata.reply_to_message_id)
+                yield reply
+            if waiting:
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(next(waits))

@@ -35,7 +35,7 @@ from flwr_decentral.localsocket import Connection, Frame
 
 from .calls import Call, CallNext, Slot, Task, restore, run_seeded, train
 from .control import CONTROL, PROTOCOL, Job, dump_facts
-from .peer import evaluate_own, fetch, peer_facts, release, segment
+from .peer import be_local, evaluate_own, fetch, peer_facts, release, segment
 from .records import (
     decode,
     encode,
@@ -70,6 +70,8 @@ def decentral_mod(msg: Message, context: Context, call_next: CallNext) -> Messag
             f"the ServerApp speaks version {control['protocol']!r} of our protocol, this ClientApp "
             f"version {PROTOCOL}: install one version of flwr-decentral on both sides"
         )
+    if sockets := str(control.get("sockets", "")):
+        be_local(context.node_config, sockets)
     config = _user_config(msg, control)
     content = _ACTIONS[str(control["do"])](Call(msg, context, call_next), control, config)
     return Message(content, reply_to=msg)
@@ -93,6 +95,7 @@ def facts_of(context: Context) -> dict[str, Any]:
         "host": host_identity(),
         "versions": versions,
         "threads": threads,
+        "at-once": clients_at_once(),
         "peer": peer_facts(context.node_config),
     }
 
@@ -104,6 +107,26 @@ def host_identity() -> str:
             return f"{socket.gethostname()} {file.read().strip()}"
     except OSError:  # not on Linux
         return socket.gethostname()
+
+
+def clients_at_once() -> int:
+    """Tell how many clients Flower's Simulation Engine runs at once; 0 where that is not known.
+
+    It makes as many actors as the resources of the engine allow, and serves them with a pool of
+    threads that has Python's usual size.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return 0
+    needs = ray.get_runtime_context().get_assigned_resources()
+    needs = {name: needs[name] for name in ("CPU", "GPU") if needs.get(name)}
+    actors = [
+        min(int(host["Resources"].get(name, 0) / need) for name, need in needs.items())
+        for host in ray.nodes()
+        if host["Alive"] and needs
+    ]
+    threads = min(32, (getattr(os, "process_cpu_count", os.cpu_count)() or 1) + 4)
+    return min(sum(actors), threads)
 
 
 _Action: TypeAlias = Callable[[Call, Mapping[str, Any], dict[str, Any]], RecordDict]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Final
 
 from flwr.serverapp.strategy import Result
 
@@ -16,6 +17,9 @@ from .ledger import Ledger
 from .mission import Mission
 from .realtime import RealTime
 from .roster import Roster
+
+SIDECAR: Final = "sidecar"
+"""How a result calls the dispatch of a run in real time."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def _summarize(run: RealTime, roster: Roster, status: str) -> RunResult:
         train_failures=total("failed-rounds"),
         lost_tasks=total("training-lost-count"),
         layout_hash=mission.layout.hash,
-        dispatch="sidecar",
+        dispatch=SIDECAR,
         versions=roster.all_versions,
         threads=roster.threads,
         status=status,

@@ -11,6 +11,9 @@ A SuperNode's node config says where the sidecar is, or how to start one:
 ``peer-key``
 ``peer-insecure`` true to speak plaintext without certificates
 ================  ==============================================================================
+
+Virtual nodes, of Flower's Simulation Engine, have none of this. Where they are to gossip in real
+time, each gets a sidecar that meets the others over Unix sockets of the run.
 """
 
 from __future__ import annotations
@@ -53,6 +56,20 @@ class _Names(NamedTuple):
 def has_peer(node_config: Mapping[str, Any]) -> bool:
     """Tell whether a node config speaks of a sidecar."""
     return any(f"peer-{key}" in node_config for key in _KEYS)
+
+
+def be_local(node_config: dict[str, Any], run: str) -> None:
+    """Let a virtual node have a sidecar: write a Unix socket into its node config.
+
+    Parameters
+    ----------
+    node_config : dict
+        The node's.
+    run : str
+        What tells the sockets of this run from those of others.
+    """
+    name = f"flwr-decentral-peer-{os.getuid()}-{run}-{node_config['partition-id']}"
+    node_config["peer-address"] = f"unix:{_socket_address(name)}"
 
 
 def peer_facts(node_config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -117,7 +134,10 @@ def sidecar_arguments(node_config: Mapping[str, Any]) -> list[str]:
 def own_socket(arguments: Sequence[str]) -> str:
     """Name the socket of the sidecar that is started with these arguments, for this user."""
     digest = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
-    name = f"flwr-decentral-sidecar-{os.getuid()}-{digest}"
+    return _socket_address(f"flwr-decentral-sidecar-{os.getuid()}-{digest}")
+
+
+def _socket_address(name: str) -> str:
     if sys.platform != "linux":  # pragma: no cover - not on Linux
         return str(Path(tempfile.gettempdir()) / name)
     return f"@{name}"
@@ -206,7 +226,15 @@ def _train(
 
 
 def evaluate_own(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
-    """Evaluate the model that the sidecar holds."""
+    """Evaluate the model that the sidecar holds; release it after that if this was the last."""
+    try:
+        return _evaluate(call, control, config)
+    finally:
+        if control["release"]:
+            release(call, control, {})
+
+
+def _evaluate(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     with _fetching(call, control) as attachment:
         layout = Layout.unpack(attachment.blob)
         model, private = attachment.fetch()

@@ -16,7 +16,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from logging import INFO, WARNING
@@ -28,10 +28,7 @@ from flwr.common.logger import log
 
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Roster as PeerRoster
-from flwr_decentral.core import (
-    ConfigurationError,
-    RuntimeFault,
-)
+from flwr_decentral.core import RuntimeFault
 from flwr_decentral.core.seeds import RUN
 from flwr_decentral.report.results import Evaluation
 from flwr_decentral.sim.measures import average_model
@@ -42,9 +39,10 @@ from .grid import GridMeter
 from .ledger import Ledger, describe
 from .mission import Mission
 from .records import array_bytes, decode, to_numpy, to_record
-from .roster import Roster, newcomers
+from .roster import Roster, newcomers, peer_record
 
-_POLL: Final = 0.2
+_PAUSE: Final = 0.2
+"""Seconds before another segment, after one in which no node has gone on."""
 _LEASE: Final = 900.0
 """The most seconds that gossip goes on after the last order, once a run has been stopped."""
 _MOST_ROUNDS: Final = 2**31 - 1
@@ -70,6 +68,8 @@ class Seat:
         What its sidecar has counted since it was primed.
     digest : str
         The hash of its model after its last segment.
+    released : bool
+        Whether its sidecar knows that the run has ended.
     """
 
     index: int
@@ -78,6 +78,7 @@ class Seat:
     round: int = 0
     report: dict[str, float] = field(default_factory=dict)
     digest: str = ""
+    released: bool = False
 
 
 class RealTime:
@@ -103,18 +104,18 @@ class RealTime:
     def __init__(self, mission: Mission, meter: GridMeter, roster: Roster, ledger: Ledger) -> None:
         self.mission, self.meter, self.ledger = mission, meter, ledger
         self.run_id = secrets.token_hex(8)
-        self.evaluates = roster.evaluates
+        self.evaluates, self.sockets = roster.evaluates, roster.sockets
         self.seats = [Seat(index, node_id) for index, node_id in enumerate(roster.node_ids)]
         self.peers = PeerRoster.from_records(
-            [_record(index, peer) for index, peer in enumerate(roster.peers)],
+            [peer_record(index, peer) for index, peer in enumerate(roster.peers)],
             mission.topology.edges,
         )
         self.epoch = 0
         self.initial_bytes = 0
         self._begin = time.monotonic()
-        self._pace: float | None = None
         self._rounds: list[int] = []
         self._advanced = self._begin
+        self._stuck = False
 
     @property
     def elapsed(self) -> float:
@@ -144,8 +145,9 @@ class RealTime:
         while not self._is_over():
             self._segment(following)
             self._recruit()
-            if self.progress >= following or self._is_over():
-                self._evaluate()
+            last = self._is_over()
+            if self.progress >= following or last:
+                self._evaluate(last)
                 following = self.progress + every
         self.ledger.finish()
 
@@ -168,8 +170,9 @@ class RealTime:
         """Tell every node that the run has ended, so that another can begin at once."""
         waiting = {}
         for seat in self._present():
-            message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
-            waiting[self.meter.push(message)] = seat
+            if not seat.released:
+                message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
+                waiting[self.meter.push(message)] = seat
         for _ in self._replies(waiting, time.monotonic() + _MARGIN, "the end of the run"):
             pass
 
@@ -200,33 +203,28 @@ class RealTime:
     def _limits(self, following: int) -> tuple[int, float]:
         """Tell how many rounds and how many seconds the next segment has at most.
 
-        Lockstep ends at a round, or some would wait for others that have ended; how many rounds
-        that are follows from how long they took so far. Nobody else stops for an evaluation.
+        Lockstep stops for an evaluation, where all nodes have done the same rounds. Nobody else
+        does.
         """
         settings, most = self.mission.settings, self.mission.rounds or _MOST_ROUNDS
         seconds = settings.segment
         if settings.duration is not None:
-            seconds = min(seconds, max(settings.duration - self.elapsed, 1.0))
+            return most, min(seconds, max(settings.duration - self.elapsed, 1.0))
         if not self.mission.algorithm.capabilities.synchronous:
             return most, seconds
-        rounds = 1 if self._pace is None else max(1, int(seconds / max(self._pace, 1e-3)))
-        # A node that has begun anew goes on at the round that the others are at.
+        # A node that begins anew hears where the others are only if they go on.
+        anew = self._stuck or any(not seat.primed for seat in self._present())
         furthest = max(seat.round for seat in self._present())
-        return min(most, max(following, furthest + 1), furthest + rounds), math.inf
+        return min(most, max(following, furthest + anew)), seconds
 
     def _segment(self, following: int) -> None:
         """Let every node train for a segment, and gather what they report."""
         until, seconds = self._limits(following)
-        before, begin = self.progress, time.monotonic()
-        length = min(seconds, self.mission.settings.segment)
-        deadline = begin + length + self.mission.patience + _MARGIN
-        waiting = {}
-        for seat in self._present():
-            waiting[self._order(seat, until, seconds, deadline - begin)] = seat
+        allowed = seconds + self.mission.patience + _MARGIN
+        deadline = time.monotonic() + allowed
+        waiting = {self._order(seat, until, seconds, allowed): seat for seat in self._present()}
         for seat, reply in self._replies(waiting, deadline, "its segment"):
             self._take_report(seat, reply)
-        if (rounds := self.progress - before) > 0:
-            self._pace = (time.monotonic() - begin) / rounds
         self._check_progress([seat.round for seat in self.seats])
         log(
             INFO,
@@ -242,7 +240,8 @@ class RealTime:
     def _check_progress(self, rounds: list[int]) -> None:
         """Give up when no node has gone on for longer than a training may take."""
         now = time.monotonic()
-        if rounds != self._rounds:
+        self._stuck = rounds == self._rounds
+        if not self._stuck:
             self._rounds, self._advanced = rounds, now
             return
         if now - self._advanced > self.mission.patience + _MARGIN:
@@ -250,7 +249,7 @@ class RealTime:
                 f"no node has trained for {now - self._advanced:.0f} s; the nodes' rounds are "
                 f"{rounds}. `flwr-decentral sidecar status` on the nodes shows who is connected"
             )
-        time.sleep(_POLL)
+        time.sleep(_PAUSE)
 
     def _order(self, seat: Seat, until: int, seconds: float, allowed: float) -> str:
         mission = self.mission
@@ -296,6 +295,7 @@ class RealTime:
                 "frozen-keys": list(mission.settings.frozen_keys),
                 "patience": mission.patience,
                 "run": self.run_id,
+                "sockets": self.sockets,
                 **control,
             }
         )
@@ -326,15 +326,12 @@ class RealTime:
         self, waiting: dict[str, Seat], deadline: float, what: str
     ) -> Iterator[tuple[Seat, Message]]:
         """Yield replies as they come; whoever does not answer is away from then on."""
-        while waiting and time.monotonic() < deadline:
-            for reply in self.meter.pull(waiting):
-                seat = waiting.pop(reply.metadata.reply_to_message_id)
-                if reply.has_error():
-                    self._lose(seat, f"{what} ended with {reply.error.reason}")
-                else:
-                    yield seat, reply
-            if waiting:
-                time.sleep(_POLL)
+        for reply in self.meter.replies(waiting, deadline):
+            seat = waiting.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                self._lose(seat, f"{what} ended with {reply.error.reason}")
+            else:
+                yield seat, reply
         for seat in waiting.values():
             self._lose(seat, f"{what} did not end in time")
 
@@ -354,7 +351,7 @@ class RealTime:
                 log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
                 continue
             records = self.peers.records()
-            records[seat.index] = _record(seat.index, facts.get("peer"))
+            records[seat.index] = peer_record(seat.index, facts.get("peer"))
             if records != self.peers.records():
                 self.peers = PeerRoster.from_records(records, self.peers.edges)
                 self.epoch += 1
@@ -363,12 +360,15 @@ class RealTime:
 
     # ------------------------------------------------------------------------------ evaluation
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, last: bool) -> None:
         present = {seat.index: seat for seat in self._present() if seat.primed}
         chosen = self.ledger.choose(self.progress) if self.evaluates else []
         seats = [present[index] for index in chosen if index in present]
         replies = {}
-        for seat, content in self._evaluations(seats, "evaluate-own"):
+        # A message less for each node: Flower starts a process for each message.
+        last = last and not self.mission.settings.fetch_average
+        for seat, content in self._evaluations(seats, "evaluate-own", last):
+            seat.released = last
             if error := reported_error(content):
                 log(WARNING, "Evaluation failed on node %d:\n%s", seat.index, error)
             else:
@@ -389,7 +389,9 @@ class RealTime:
         self.ledger.evaluations.append(evaluation)
         log(INFO, "[%.0f s] round %d | %s", self.elapsed, round, describe(evaluation))
 
-    def _evaluations(self, seats: list[Seat], do: str) -> Iterator[tuple[Seat, RecordDict]]:
+    def _evaluations(
+        self, seats: list[Seat], do: str, last: bool = False
+    ) -> Iterator[tuple[Seat, RecordDict]]:
         key = self.mission.options.configrecord_key
         seed = self.ledger.seeds.number(RUN, "evaluate", self.progress)
         waiting = {}
@@ -400,6 +402,7 @@ class RealTime:
                 MessageType.EVALUATE,
                 content,
                 do=do,
+                release=last,
                 node=seat.index,
                 round=seat.round,
                 seed=(seed + seat.index) % 2**31,
@@ -408,19 +411,3 @@ class RealTime:
         deadline = time.monotonic() + self.mission.patience + _MARGIN
         for seat, reply in self._replies(waiting, deadline, "its evaluation"):
             yield seat, reply.content
-
-
-def _record(index: int, peer: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Write what a node said of its sidecar as a record of the peers' roster."""
-    if peer is None:
-        raise ConfigurationError(
-            f"node {index} has no peer-address, peer-listen or peer-socket in its node config, and "
-            "others have: give every SuperNode of the run a sidecar"
-        )
-    if error := peer.get("error"):
-        raise ConfigurationError(f"the sidecar of node {index} is not ready: {error}")
-    return {
-        "index": index,
-        "address": str(peer.get("address", "")),
-        "fingerprint": str(peer.get("fingerprint", "")),
-    }

@@ -8,6 +8,7 @@ waited for. One ``evaluate`` message tells whether clients evaluate, and with th
 from __future__ import annotations
 
 import platform
+import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,9 @@ from flwr.common.logger import log
 from flwr_decentral.core import ConfigurationError, RuntimeFault
 
 from .control import CONTROL, PROTOCOL, load_facts
-from .grid import GridMeter
+from .grid import GridMeter, pauses
 from .mod import host_identity
 
-_POLL: Final = 0.02
 _ROLL: Final = 256
 """How many nodes are asked at once: Flower scans all stored messages for each node."""
 
@@ -50,6 +50,8 @@ class Roster:
         Threads that one client trains with.
     peers : tuple of (mapping or None), shape (n,)
         What each node says of its sidecar; None if it has none.
+    sockets : str
+        What the Unix sockets of virtual nodes are called that gossip in real time; else empty.
     """
 
     node_ids: tuple[int, ...]
@@ -57,6 +59,7 @@ class Roster:
     versions: Mapping[str, str]
     threads: int
     peers: tuple[Mapping[str, Any] | None, ...] = ()
+    sockets: str = ""
 
     @property
     def all_versions(self) -> dict[str, str]:
@@ -71,7 +74,12 @@ class Roster:
 
 
 def call_roll(
-    grid: GridMeter, *, at_least: int, patience: float, evaluation: bool = True
+    grid: GridMeter,
+    *,
+    at_least: int,
+    patience: float,
+    evaluation: bool = True,
+    real_time: bool = False,
 ) -> Roster:
     """Find every node and its index.
 
@@ -85,16 +93,19 @@ def call_roll(
         Seconds to wait for nodes to register and to answer.
     evaluation : bool (default: True)
         Whether nodes are to evaluate at all.
+    real_time : bool (default: False)
+        Whether virtual nodes are to gossip by themselves.
 
     Raises
     ------
     ConfigurationError
-        If the mod is missing, indexes are missing or taken twice, or there are too few nodes.
+        If the mod is missing, indexes are missing or taken twice, there are too few nodes, or more
+        virtual nodes than can run at once.
     RuntimeFault
         If nodes did not register or answer in time, or run on another host.
     """
     deadline = time.monotonic() + patience
-    first = _wait_for_nodes(grid, 1, deadline)[:1]
+    first = _wait_for_nodes(grid, 1, deadline)[:_ROLL]
     facts = _ask(grid, first, deadline)
     expected = facts[first[0]]["nodes"]
     if expected < 1:
@@ -112,16 +123,23 @@ def call_roll(
     for start in range(0, len(rest), _ROLL):
         facts.update(_ask(grid, rest[start : start + _ROLL], deadline))
     node_ids = _order(facts, expected)
-    roster = Roster(
-        node_ids=node_ids,
-        evaluates=evaluation and _evaluates(grid, first[0], deadline),
-        versions=facts[first[0]]["versions"],
-        threads=facts[first[0]]["threads"],
-        peers=tuple(facts[node_id].get("peer") for node_id in node_ids),
-    )
-    if not roster.in_real_time:
+    peers = [facts[node_id].get("peer") for node_id in node_ids]
+    sockets = ""
+    if not any(peers):
         _check_hosts(facts)
-    return roster
+        if real_time:
+            _check_room(expected, facts[node_ids[0]]["at-once"])
+            sockets = secrets.token_hex(6)
+            facts = _ask(grid, node_ids, deadline, sockets=sockets)
+            peers = [facts[node_id]["peer"] for node_id in node_ids]
+    return Roster(
+        node_ids=node_ids,
+        evaluates=evaluation and _evaluates(grid, node_ids[0], deadline),
+        versions=facts[node_ids[0]]["versions"],
+        threads=facts[node_ids[0]]["threads"],
+        peers=tuple(peers),
+        sockets=sockets,
+    )
 
 
 def newcomers(
@@ -144,31 +162,51 @@ def newcomers(
                 log(WARNING, "Flower node %d is left out: %s", node_id, error)
 
 
+def peer_record(index: int, peer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write what a node said of its sidecar as a record of the peers' roster."""
+    if peer is None:
+        raise ConfigurationError(
+            f"node {index} has no peer-address, peer-listen or peer-socket in its node config, and "
+            "others have: give every SuperNode of the run a sidecar"
+        )
+    if error := peer.get("error"):
+        raise ConfigurationError(f"the sidecar of node {index} is not ready: {error}")
+    return {
+        "index": index,
+        "address": str(peer.get("address", "")),
+        "fingerprint": str(peer.get("fingerprint", "")),
+    }
+
+
 def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
+    waits = pauses()
     while len(ids := grid.node_ids()) < count:
         if time.monotonic() > deadline:
             raise RuntimeFault(
                 f"only {len(ids)} of {count} nodes have registered with Flower in time; start the "
                 "missing ones, or allow more time with setup_timeout"
             )
-        time.sleep(_POLL)
+        time.sleep(next(waits))
     return ids
 
 
-def hello(node_id: int, message_type: str, ballast: bytes = b"") -> Message:
-    """Make the message that asks a node who it is; it changes nothing there."""
-    control = ConfigRecord(
-        {"do": "hello", "protocol": PROTOCOL, "config-key": "config", "ballast": ballast}
-    )
+def hello(node_id: int, message_type: str, ballast: bytes = b"", sockets: str = "") -> Message:
+    """Make the message that asks a node who it is; it changes nothing there.
+
+    With ``sockets``, a virtual node has a sidecar from then on.
+    """
+    control = ConfigRecord({"do": "hello", "protocol": PROTOCOL, "config-key": "config"})
+    control["ballast"], control["sockets"] = ballast, sockets
     return Message(RecordDict({CONTROL: control}), node_id, message_type)
 
 
-def _ask(grid: GridMeter, node_ids: Sequence[int], deadline: float) -> dict[int, dict[str, Any]]:
+def _ask(
+    grid: GridMeter, node_ids: Sequence[int], deadline: float, sockets: str = ""
+) -> dict[int, dict[str, Any]]:
     """Ask nodes who they are."""
     facts: dict[int, dict[str, Any]] = {}
-    for reply in collect(
-        grid, [hello(node_id, MessageType.TRAIN) for node_id in node_ids], deadline
-    ):
+    messages = [hello(node_id, MessageType.TRAIN, sockets=sockets) for node_id in node_ids]
+    for reply in collect(grid, messages, deadline):
         node_id = reply.metadata.src_node_id
         if reply.has_error():
             raise ConfigurationError(
@@ -212,6 +250,18 @@ def _check_hosts(facts: Mapping[int, Mapping[str, Any]]) -> None:
             )
 
 
+def _check_room(nodes: int, at_once: int) -> None:
+    """Refuse more virtual nodes in real time than the engine runs at once, if that is known."""
+    if 0 < at_once < nodes:
+        raise ConfigurationError(
+            f"{nodes} virtual nodes cannot gossip in real time: each takes a client of Flower's "
+            f"Simulation Engine for as long as the run lasts, and the engine runs {at_once} at "
+            "once. Take fewer nodes, give the engine more actors (init-args-num-cpus in the "
+            "federation's configuration; 32 is the most), or leave real-time out: virtual time "
+            "has no such limit"
+        )
+
+
 def _order(facts: Mapping[int, Mapping[str, Any]], expected: int) -> tuple[int, ...]:
     by_index: dict[int, int] = {}
     for node_id, fact in facts.items():
@@ -242,16 +292,12 @@ def collect(grid: GridMeter, messages: Iterable[Message], deadline: float) -> It
     waiting: dict[str, int] = {}
     for message in messages:
         waiting[grid.push(message)] = message.metadata.dst_node_id
-    while waiting:
-        for reply in grid.pull(waiting):
-            waiting.pop(reply.metadata.reply_to_message_id, None)
-            yield reply
-        if waiting:
-            if time.monotonic() > deadline:
-                names = ", ".join(map(str, list(waiting.values())[:8]))
-                raise RuntimeFault(
-                    f"{len(waiting)} Flower nodes did not answer in time, among them {names}; "
-                    "their client processes may still be starting: allow more time with "
-                    "setup_timeout"
-                )
-            time.sleep(_POLL)
+    for reply in grid.replies(waiting, deadline):
+        waiting.pop(reply.metadata.reply_to_message_id)
+        yield reply
+    if waiting:
+        names = ", ".join(map(str, list(waiting.values())[:8]))
+        raise RuntimeFault(
+            f"{len(waiting)} Flower nodes did not answer in time, among them {names}; their client "
+            "processes may still be starting: allow more time with setup_timeout"
+        )

@@ -109,10 +109,13 @@ class Settings:
         Name patterns of tensors that never change.
     setup_timeout : float (default: 300.0)
         Seconds to wait for nodes to register and to answer.
+    real_time : bool (default: False)
+        In a simulation: whether the nodes gossip by themselves, in real time, as they do in a
+        deployment. Each needs a client of the Simulation Engine that runs all the time.
     segment : float (default: 120.0)
-        In a deployment: seconds from one report of the nodes to the next, about.
+        In real time: seconds from one report of the nodes to the next, about.
     fetch_average : bool (default: False)
-        In a deployment: whether the nodes send their models at evaluations and at the end, so that
+        In real time: whether the nodes send their models at evaluations and at the end, so that
         the average can be evaluated and returned. Otherwise no model ever leaves the nodes.
     resume : str (default: "")
         In a deployment: the name under which nodes keep their models beyond the run, and from which
@@ -130,6 +133,7 @@ class Settings:
     private_keys: tuple[str, ...] = PRIVATE_BY_DEFAULT
     frozen_keys: tuple[str, ...] = ()
     setup_timeout: float = 300.0
+    real_time: bool = False
     segment: float = 120.0
     fetch_average: bool = False
     resume: str = ""
@@ -189,6 +193,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[type, ...]]] = {
     "private_keys": (tuple,),
     "frozen_keys": (tuple,),
     "setup_timeout": _NUMBER,
+    "real_time": (bool,),
     "segment": _NUMBER,
     "fetch_average": (bool,),
     "resume": (str,),
@@ -219,6 +224,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "private_keys": str,
     "frozen_keys": str,
     "setup_timeout": (int, float),
+    "real_time": bool,
     "segment": (int, float),
     "fetch_average": bool,
     "resume": str,

@@ -45,7 +45,7 @@ from .evaluation import EvaluateFn, Watcher
 from .grid import GridMeter
 from .ledger import Ledger
 from .mission import Mission
-from .outcome import lead
+from .outcome import SIDECAR, lead
 from .packed import PackedDispatcher
 from .records import to_numpy
 from .roster import Roster, call_roll
@@ -204,6 +204,7 @@ class Decentral:
             at_least=max(self.options.min_available_nodes, self.options.min_train_nodes),
             patience=self.settings.setup_timeout,
             evaluation=self.options.fraction_evaluate > 0,
+            real_time=self.settings.real_time,
         )
         run = self._prepare(layout, models, len(roster.node_ids), num_rounds)
         result = DecentralResult()
@@ -451,10 +452,11 @@ class Decentral:
     def _say_goodbye(self, result: DecentralResult) -> None:
         assert result.run is not None
         log(INFO, "")
+        virtual = f"{result.run.virtual_time_s:.6g} s of virtual time in "
         log(
             INFO,
-            "Decentralized training finished: %.6g s of virtual time in %.1f s",
-            result.run.virtual_time_s,
+            "Decentralized training finished: %s%.1f s",
+            "" if result.run.dispatch == SIDECAR else virtual,
             result.run.wall_time_s,
         )
         for path in result.files:

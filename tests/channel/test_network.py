@@ -306,8 +306,8 @@ def test_of_one_incarnation_the_connection_stays_that_the_lower_index_dialed(pas
                 connections = network._connections
                 connections._contexts = contexts
                 place = Address("127.0.0.1", world.ports[network.hello.index])
-                connections._socket = await connections._listen(place)
-                connections._spawn(connections._accept(connections._socket))
+                connections._entrance = await connections._listen(place)
+                connections._spawn(connections._accept(connections._entrance))
             first = await b._connections._call(0)
             await until(lambda: a.up and b.up)
             second = await a._connections._call(1)

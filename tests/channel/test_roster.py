@@ -109,6 +109,8 @@ def test_records_survive_json_and_say_what_is_wrong_with_them():
         ("10.0.0.7:48200", Address("10.0.0.7", 48200)),
         (" node-3.example:1 ", Address("node-3.example", 1)),
         ("[fe80::1]:65535", Address("fe80::1", 65535)),
+        ("unix:@node-3", Address("unix:@node-3", 0)),
+        ("unix:/run/node:3.sock", Address("unix:/run/node:3.sock", 0)),
     ],
 )
 def test_addresses_are_read_and_written(text, address):
@@ -116,7 +118,9 @@ def test_addresses_are_read_and_written(text, address):
     assert str(address) == text.strip()
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "h:65536", "::1:5", "h:-1"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:x", "h:65536", "::1:5", "h:-1", "unix:"]
+)
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ConfigurationError, match="is no address: write host:port"):
         Address.parse(text)

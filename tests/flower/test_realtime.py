@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from flwr_decentral.channel.orders import Order
 from flwr_decentral.core import ConfigurationError, RuntimeFault
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.transcript import vector_digest
-from flwr_decentral.flower import mod, realtime
+from flwr_decentral.flower import grid, mod, realtime
 from flwr_decentral.flower.control import CONTROL, dump_facts
 from flwr_decentral.flower.records import encode, to_numpy, to_record
 
@@ -98,6 +98,7 @@ class Play:
     def evaluate_own(self, node, msg, control):
         if self.failures.pop((node, -1), ""):
             return RecordDict({CONTROL: ConfigRecord({"error": "cannot"})})
+        self.released[node] += control["release"]
         metrics = MetricRecord({"num-examples": 1, "mean": float(self.models[node].mean())})
         return RecordDict({"m": metrics})
 
@@ -111,7 +112,7 @@ class Play:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(realtime, "_POLL", 0.005)
+    monkeypatch.setattr(grid, "_LONGEST", 0.005)
 
 
 def lead(play, rounds=4, **arguments):
@@ -133,7 +134,7 @@ def test_a_run_of_a_lockstep_algorithm(tmp_path):
     result = lead(play, wrap=wrap, evaluate_every=2, results_dir=tmp_path)
     assert all(play.rounds[node] == 4 for node in range(NODES))
     assert {order.until for order in play.orders[0]} >= {2, 4}
-    assert all(order.seconds == float("inf") for order in play.orders[0])
+    assert all(order.seconds == 120.0 for order in play.orders[0])
     assert [entry.round for entry in result.run.evaluations] == [2, 4]
     assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3, 4]
@@ -149,6 +150,31 @@ def test_a_run_of_a_lockstep_algorithm(tmp_path):
     assert len(result.arrays) == 0
     (path,) = tmp_path.glob("*.json")
     assert json.loads(path.read_text())["status"] == "completed"
+
+
+def test_lockstep_goes_on_where_the_time_has_cut_it_off():
+    play = Play()
+
+    def segment(node, msg, control, usual=play.segment):
+        order = Order.from_json(control["order"])
+        if len(play.orders[node]) == 0 and node:  # all but node 0 get through one round
+            control["order"] = replace(order, until=1).to_json()
+        return usual(node, msg, control)
+
+    play.segment = segment
+    result = lead(play, evaluate_every=4, segment=7.0)
+    assert [order.until for order in play.orders[0]] == [4, 4]
+    assert {order.seconds for order in play.orders[0]} == {7.0}
+    assert [entry.round for entry in result.run.evaluations] == [4]
+
+
+def test_a_run_of_some_seconds_is_not_cut_into_rounds():
+    play = Play()
+    result = lead(play, duration=0.05, segment=7.0)
+    first = play.orders[0][0]
+    assert first.until > 10**6
+    assert first.seconds == 1.0, "the least that is asked for"
+    assert result.run.rounds == 1000
 
 
 def test_others_are_bound_by_time_and_stop_for_nobody():

@@ -1,5 +1,8 @@
 """The roll call: who is there, and what is said when it is not as it should be."""
 
+import os
+import sys
+
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
@@ -150,6 +153,62 @@ def test_a_node_on_another_host_is_refused_by_name(monkeypatch):
     complaint = r"node 1 \(Flower node 10\) runs on host 'elsewhere'.*one host"
     with pytest.raises(RuntimeFault, match=complaint):
         roll(FakeGrid())
+
+
+# --- virtual nodes in real time -------------------------------------------------------------------
+
+
+class FakeRay:
+    """What an actor sees of Ray: two hosts that are there, and one that has gone."""
+
+    def __init__(self, **needs):
+        self.needs = needs
+
+    def is_initialized(self):
+        return True
+
+    def get_runtime_context(self):
+        return self
+
+    def get_assigned_resources(self):
+        return self.needs
+
+    def nodes(self):
+        alive = [{"CPU": 3.0, "GPU": 1.0, "memory": 1.0}, {"CPU": 2.0}]
+        hosts = [{"Alive": True, "Resources": resources} for resources in alive]
+        return [*hosts, {"Alive": False, "Resources": {}}]
+
+
+@pytest.mark.parametrize(
+    ("needs", "cores", "at_once"),
+    [
+        ({"CPU": 1.0}, 8, 5),
+        ({"CPU": 2.0}, 8, 2),
+        ({"CPU": 1.0, "GPU": 0.5}, 8, 2),
+        ({"CPU": 0.1}, 8, 12),
+        ({"CPU": 0.01}, 64, 32),
+        ({}, 8, 0),
+    ],
+)
+def test_how_many_clients_run_at_once(needs, cores, at_once, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(**needs))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "process_cpu_count", lambda: cores, raising=False)
+    assert mod.clients_at_once() == at_once
+
+
+def test_outside_of_the_engine_that_is_not_known(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert mod.clients_at_once() == 0
+
+
+def test_more_virtual_nodes_than_run_at_once_are_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(CPU=2.0))
+    grid = FakeGrid()
+    complaint = "3 virtual nodes cannot gossip in real time.*the engine runs 2 at once"
+    with pytest.raises(ConfigurationError, match=complaint):
+        call_roll(GridMeter(grid), at_least=1, patience=5.0, real_time=True)
+    assert len(grid.asked) == 3, "each has been asked once, and told nothing"
 
 
 # --- a forgotten mod ------------------------------------------------------------------------------

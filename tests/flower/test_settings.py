@@ -35,6 +35,7 @@ SOURCES = [
     ("private_keys", "a,b", ("c",)),
     ("frozen_keys", "a, b", ("c",)),
     ("setup_timeout", 10.0, 20.0),
+    ("real_time", True, False),
     ("segment", 10.0, 20.0),
     ("fetch_average", True, False),
     ("resume", "one", "two"),

@@ -9,13 +9,14 @@ import time
 import numpy as np
 import pytest
 
+from flwr_decentral.channel.attachment import Attachment
 from flwr_decentral.channel.client import ask
 from flwr_decentral.channel.keys import make_keys
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Member, Roster
 from flwr_decentral.core import ConfigurationError, DecentralError, RuntimeFault
 from flwr_decentral.core.layout import Layout
-from flwr_decentral.flower import decentral_mod, realtime
+from flwr_decentral.flower import decentral_mod, grid
 from flwr_decentral.flower.peer import own_socket, sidecar_arguments
 from flwr_decentral.plugins import installed
 
@@ -46,7 +47,7 @@ def sidecars(keys):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(realtime, "_POLL", 0.01)
+    monkeypatch.setattr(grid, "_LONGEST", 0.01)
 
 
 def run(mod, algorithm="dpsgd", rounds=6, train=toys.train, **arguments):
@@ -112,6 +113,40 @@ def test_a_run_goes_on_where_another_one_ended(sidecars):
     means = [r.run.evaluations[-1].metrics["mean"].mean for r in (first, second, whole)]
     assert means[0] < means[1] == pytest.approx(means[2], abs=1e-5)
     assert "mine" in sidecars.ask(0, "status")["kept"]
+
+
+def test_a_run_takes_over_from_one_that_kept_the_same_name(insecure):
+    """As after a SuperLink's end, of which no sidecar learns before the lease is over."""
+
+    def train(run, until, **changes):
+        changes = {"run": run, "until": until, "lease": 600.0, **changes}
+        told = ask(insecure, "order", BLOBS, order=order(**changes), allowed=5.0)
+        with Attachment(told["handoff"], {}) as trainer:
+            models = []
+            while (task := trainer.next()) is not None:
+                models.append(float(task.model[0]))
+                task.output[:] = task.model + 1
+                trainer.commit(task)
+        return models
+
+    begin = float(MODEL["w"][0])
+    assert train("first", 2, resume="mine") == [begin, begin + 1]
+    for name in ("", "other"):
+        with pytest.raises(RuntimeFault, match="takes part in run first, whose lease lasts"):
+            train("second", 1, resume=name)
+    assert train("third", 1, resume="mine") == [begin + 2]
+    with pytest.raises(RuntimeFault, match="takes part in run third"):
+        ask(insecure, "order", order=order(run="first", resume=""), allowed=5.0)
+
+
+def test_a_run_is_not_taken_over_while_it_trains(insecure):
+    told = ask(
+        insecure, "order", BLOBS, order=order(run="first", resume="mine", lease=600.0), allowed=5.0
+    )
+    with Attachment(told["handoff"], {}) as trainer:
+        assert trainer.next() is not None
+        with pytest.raises(RuntimeFault, match="takes part in run first"):
+            ask(insecure, "order", BLOBS, order=order(run="second", resume="mine"), allowed=5.0)
 
 
 def test_a_model_of_another_layout_is_not_gone_on_with(sidecars):
@@ -246,6 +281,16 @@ def test_the_mod_starts_sidecars_that_end_by_themselves(keys, monkeypatch):
     while any(map(listens, sockets)):
         assert time.monotonic() < deadline, "they end soon after their run"
         time.sleep(0.5)
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "divshare"])
+def test_virtual_nodes_gossip_by_themselves_if_that_is_asked_for(algorithm, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = run(None, algorithm, rounds=12, real_time=True, train=train_slowly)
+    assert result.run.dispatch == "sidecar"
+    assert result.run.bytes.sent > 0
+    assert result.run.grid_array_bytes == 0
+    assert result.run.evaluations[-1].metrics["mean"].mean == pytest.approx(2.5, abs=0.8)
 
 
 def listens(socket):
