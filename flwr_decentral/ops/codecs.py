@@ -1,153 +1,208 @@
 """The forms of payloads on the wire, in numpy: every backend gives these bits.
 
-Each form is a row of bytes, little-endian. Writing, reading and writing again gives the same bytes,
-so a vector that was rounded once travels without further loss.
+Each form is a row of bytes, little-endian; :mod:`flwr_decentral.core.wire` has their sizes.
+Writing, reading and writing again gives the same bytes, so a vector that was rounded once travels
+without further loss.
 
-**int8.** Each block of 256 values, the last one perhaps shorter, has a scale. First come the scales
-of all blocks, float32, then the codes of all values, int8 from -127 to 127. A value is read as its
-code times the scale.
+Rounding is to nearest, ties to even. Denormals are numbers like others, never flushed, except in
+int8. The result is a function of the bits of the input alone, on every backend and machine:
 
-- The scale is the largest magnitude of the block over 127, rounded up to 16 significant bits; up,
-  so that no code is beyond 127, and to so few bits that the product of code and scale is exact.
-- A code is the value over the scale, to the nearest integer, ties to even.
-- A block without a magnitude of 2**-100 or more has scale 0 and is read as zeros.
-- A block with a value that is not finite has the scale NaN, and all of it is read as NaN.
+- bfloat16 and float16 keep infinities, signs of zeros, and NaNs, which become quiet and keep the
+  upper bits of their payload. What is too large becomes infinite.
+- int8 has first, for each block of 256 values, the last one perhaps shorter, a scale of float32,
+  then for each value a code from -127 to 127. A value is read as its code times the scale. The
+  scale is the largest magnitude of the block over 127, rounded up to 16 significant bits: up, so
+  that no code is beyond 127, and to so few bits that the product of code and scale is exact. A code
+  is the value over the scale, rounded.
+- A block of int8 without a magnitude of 2**-100 or more has the scale 0 and codes 0.
+- A block of int8 that holds a value that is not finite has the scale NaN (0x7fc00000) and codes 0:
+  it decodes to NaN throughout, so that its receiver refuses it as it refuses any other NaN.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_decentral.core.wire import BLOCK, Wire, check_wire, wire_bytes
+from flwr_decentral.core.wire import BLOCK, Wire, check_wire
 
+from .checks import check_bytes, check_vectors
 from .contract import Bytes, Vector
 
-LEAST_MAGNITUDE: Final = np.float32(2.0**-100)
-"""Blocks of smaller values are read as zeros in the int8 form."""
+__all__ = ["decode", "encode", "rounded"]
 
-_QUIET_NAN: Final = np.uint32(0x00400000)
+_LARGEST: Final = np.float32(127)
+_LEAST: Final = np.float32(2.0**-100)
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_INFINITE: Final = np.uint32(0x7F800000)
+_QUIET: Final = np.uint32(0x7FC00000)
 _LOW_BITS: Final = np.uint32(0xFF)
 
 
 def encode(x: Vector, wire: Wire) -> Bytes:
-    """Write a vector in a form.
+    """Turn a vector into bytes.
 
     Parameters
     ----------
-    x : ndarray of float32, shape (any,)
-        The values.
+    x : ndarray of float32, shape (D,)
+        C-contiguous.
     wire : {"float32", "bfloat16", "float16", "int8"}
         The form.
 
     Returns
     -------
-    ndarray of uint8, shape (wire_bytes(len(x), wire),)
-        A new array, except that for float32 it may share the memory of ``x``.
+    ndarray of uint8, shape (wire_bytes(D, wire),)
+        New bytes; for float32 they may be those of x.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such form.
+    TypeError, ValueError
+        If x is not a vector of float32.
+
+    Examples
+    --------
+    >>> encode(np.array([1.0, -2.5], np.float32), "bfloat16").tolist()
+    [128, 63, 32, 192]
     """
     check_wire(wire)
-    match wire:
-        case "bfloat16":
-            return _to_bfloat16(x).astype("<u2", copy=False).view(np.uint8)
-        case "float16":
-            with np.errstate(over="ignore"):
-                return x.astype("<f2").view(np.uint8)
-        case "int8":
-            return _to_int8(x)
-        case _:
-            return x.astype("<f4", copy=False).view(np.uint8)
+    check_vectors(x)
+    return _ENCODERS[wire](x)
 
 
 def decode(data: Bytes, wire: Wire, length: int) -> Vector:
-    """Read a vector from a form.
+    """Turn bytes into the vector nearest to the one they were made of.
 
     Parameters
     ----------
     data : ndarray of uint8, shape (wire_bytes(length, wire),)
-        What :func:`encode` wrote.
+        C-contiguous, at any address. Any bytes of that number make a vector, whose values need
+        not be finite.
     wire : {"float32", "bfloat16", "float16", "int8"}
         The form.
     length : int
-        The number of values.
+        How many values to make.
 
     Returns
     -------
     ndarray of float32, shape (length,)
-        A new array, except that for float32 it may share the memory of ``data``.
+        A new vector; for float32 its memory may be that of data.
 
     Raises
     ------
-    ValueError
-        If the number of bytes is not that of the length.
+    ConfigurationError
+        If there is no such form.
+    TypeError, ValueError
+        If data are no bytes, or not as many as ``wire_bytes(length, wire)``.
     """
-    check_wire(wire)
-    expected = wire_bytes(length, wire)
-    if data.shape != (expected,):
-        raise ValueError(
-            f"{length} values are {expected} bytes as {wire}, got an array of shape {data.shape}"
-        )
+    check_bytes(data, wire, length)
     match wire:
+        case "float32":
+            return _decode_float32(data)
         case "bfloat16":
-            bits = data.view("<u2").astype(np.uint32) << np.uint32(16)
-            return bits.view(np.float32)
+            return _decode_bfloat16(data)
         case "float16":
-            return data.view("<f2").astype(np.float32)
+            return _decode_float16(data)
         case "int8":
-            cut = expected - length
-            scales = data[:cut].view("<f4").astype(np.float32)
-            codes = data[cut:].view(np.int8).astype(np.float32)
-            codes *= _spread(scales, length)
-            return codes
-        case _:
-            return data.view("<f4").astype(np.float32, copy=False)
+            return _decode_int8(data, length)
 
 
 def rounded(x: Vector, wire: Wire) -> Vector:
-    """Round a vector to what its receivers will read.
-
-    Returns
-    -------
-    ndarray of float32, shape (len(x),)
-        ``x`` itself for float32, else a new array.
-    """
+    """Round a vector to what its receivers will read: ``x`` itself for float32, else a new one."""
     check_wire(wire)
     return x if wire == "float32" else decode(encode(x, wire), wire, len(x))
 
 
-def _to_bfloat16(x: Vector) -> NDArray[np.uint16]:
+def _values(data: Bytes, kind: str) -> NDArray[np.generic]:
+    """Copy little-endian values out of bytes, which may lie at any address."""
+    little = np.dtype(kind).newbyteorder("<")
+    return np.frombuffer(data.tobytes(), little).astype(little.newbyteorder("="))
+
+
+def _bytes(values: NDArray[np.generic]) -> Bytes:
+    little = values.astype(values.dtype.newbyteorder("<"))
+    return little.view(np.uint8)
+
+
+def _encode_float32(x: Vector) -> Bytes:
+    return x.astype("<f4", copy=False).view(np.uint8)
+
+
+def _decode_float32(data: Bytes) -> Vector:
+    little = np.frombuffer(data, "<f4")
+    return little.astype(np.float32, copy=not little.flags.aligned)
+
+
+def _encode_bfloat16(x: Vector) -> Bytes:
     bits = x.view(np.uint32)
-    # Half of the last kept bit, less one if that bit is zero: ties go to even.
-    half = ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
-    kept = np.where(np.isnan(x), bits | _QUIET_NAN, bits + half)
-    return (kept >> np.uint32(16)).astype(np.uint16)
+    upper = bits >> np.uint32(16)
+    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    nan = (bits & _MAGNITUDE) > _INFINITE
+    return _bytes(np.where(nan, upper | np.uint32(0x40), rounded).astype(np.uint16))
 
 
-def _to_int8(x: Vector) -> Bytes:
-    blocks = -(-len(x) // BLOCK)
-    data = np.empty(wire_bytes(len(x), "int8"), np.uint8)
-    if not blocks:
-        return data
-    # Zeros do not change the largest magnitude; NaN is the maximum of whatever it is among.
-    padded = np.zeros(blocks * BLOCK, np.float32)
-    np.abs(x, out=padded[: len(x)])
-    largest = padded.reshape(blocks, BLOCK).max(axis=1)
-    largest[np.isinf(largest)] = np.nan
-    scales = largest / np.float32(127)
-    bits = (scales.view(np.uint32) + _LOW_BITS) & ~_LOW_BITS
-    scales = np.where(np.isnan(largest), np.float32(np.nan), bits.view(np.float32))
-    scales[largest < LEAST_MAGNITUDE] = 0
-    usable = np.where(scales > 0, scales, np.float32(1))
-    codes = x / _spread(usable, len(x))
-    np.rint(codes, out=codes)
-    codes[_spread(~(scales > 0), len(x))] = 0
-    cut = 4 * blocks
-    data[:cut] = scales.astype("<f4", copy=False).view(np.uint8)
-    data[cut:] = codes.astype(np.int8).view(np.uint8)
-    return data
+def _decode_bfloat16(data: Bytes) -> Vector:
+    upper = _values(data, "u2").astype(np.uint32)
+    return (upper << np.uint32(16)).view(np.float32)
 
 
-def _spread(of_blocks: NDArray[Any], length: int) -> NDArray[Any]:
-    """Repeat what belongs to a block for each of its values."""
-    return np.repeat(of_blocks, BLOCK)[:length]
+def _encode_float16(x: Vector) -> Bytes:
+    with np.errstate(all="ignore"):
+        half = x.astype(np.float16).view(np.uint16)
+    # What numpy makes of a NaN depends on how it was built.
+    at = np.flatnonzero(np.isnan(x))
+    bits = x.view(np.uint32)[at]
+    sign, payload = bits >> np.uint32(16) & np.uint32(0x8000), bits >> np.uint32(13)
+    half[at] = sign | np.uint32(0x7E00) | payload & np.uint32(0x1FF)
+    return _bytes(half)
+
+
+def _decode_float16(data: Bytes) -> Vector:
+    half = _values(data, "u2")
+    with np.errstate(all="ignore"):
+        x = half.view(np.float16).astype(np.float32)
+    at = np.flatnonzero(np.isnan(x))
+    bits = half[at].astype(np.uint32)
+    sign, payload = (bits & np.uint32(0x8000)) << np.uint32(16), bits & np.uint32(0x3FF)
+    x.view(np.uint32)[at] = sign | _QUIET | payload << np.uint32(13)
+    return x
+
+
+def _encode_int8(x: Vector) -> Bytes:
+    count = _blocks(len(x))
+    blocks = np.zeros((count, BLOCK), np.float32)
+    blocks.reshape(-1)[: len(x)] = x
+    # The bits of magnitudes are ordered as the magnitudes are, with infinity and NaN above.
+    peak = (blocks.view(np.uint32) & _MAGNITUDE).max(axis=1)
+    broken = peak >= _INFINITE
+    kept = ~broken & (peak.view(np.float32) >= _LEAST)
+    blocks[~kept] = 0
+    scale = np.where(kept, peak.view(np.float32), np.float32(0)) / _LARGEST
+    bits = (scale.view(np.uint32) + _LOW_BITS) & ~_LOW_BITS
+    blocks /= np.where(kept, bits.view(np.float32), np.float32(1))[:, None]
+    codes = np.rint(blocks).astype(np.int8).reshape(-1)[: len(x)]
+    return np.concatenate([_bytes(np.where(broken, _QUIET, bits)), codes.view(np.uint8)])
+
+
+def _decode_int8(data: Bytes, length: int) -> Vector:
+    cut = 4 * _blocks(length)
+    scale = _values(data[:cut], "u4").view(np.float32)
+    codes = data[cut:].view(np.int8).astype(np.float32)
+    with np.errstate(all="ignore"):  # the scales are the sender's
+        return codes * np.repeat(scale, BLOCK)[:length]
+
+
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK)
+
+
+_ENCODERS: Final[dict[Wire, Callable[[Vector], Bytes]]] = {
+    "float32": _encode_float32,
+    "bfloat16": _encode_bfloat16,
+    "float16": _encode_float16,
+    "int8": _encode_int8,
+}

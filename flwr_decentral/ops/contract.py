@@ -2,7 +2,11 @@
 
 Vectors are one-dimensional, C-contiguous float32. Every operation returns a new vector (or writes
 to ``out``) and leaves its inputs alone. The *order of every sum* is part of the contract, so that
-all backends give the same bits: :mod:`flwr_decentral.ops.reference` is the truth.
+all backends give the same bits: :mod:`flwr_decentral.ops.reference` is the truth. Only which NaN it
+is that an operation results in is left open, because processors differ in it; what is copied keeps
+every bit.
+
+What does not fit is refused before anything is written, by :mod:`flwr_decentral.ops.checks`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from flwr_decentral.core.fragments import Partition
 from flwr_decentral.core.wire import Wire
 
 Vector: TypeAlias = NDArray[np.float32]
+
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -39,6 +44,10 @@ class Ops(Protocol):
     """Vector arithmetic."""
 
     name: str
+
+    def describe(self) -> str:
+        """Say in a few words what does the arithmetic, for ``flwr-decentral doctor``."""
+        ...
 
     def update(self, x: Vector, before: Vector, after: Vector) -> Vector:
         """Apply what training did: ``after`` where x equals before, else ``x + (after - before)``.
@@ -70,7 +79,24 @@ class Ops(Protocol):
         weights : sequence of float
             As many.
         out : ndarray of float32, shape (D,), optional
-            Where to put the result; none of the vectors but the first may overlap it.
+            Where to put the result: the first of the vectors, or what overlaps none of them.
+        """
+        ...
+
+    def sums_without(self, vectors: Sequence[Vector], left_out: Sequence[int]) -> list[Vector]:
+        """Sum all vectors but one, for each of several that are left out.
+
+        Parameters
+        ----------
+        vectors : sequence of ndarray of float32, shape (D,)
+            At least two.
+        left_out : sequence of int
+            Which to leave out, ascending.
+
+        Returns
+        -------
+        list of ndarray of float32, shape (D,)
+            For each that is left out what :meth:`combine` makes of the others, with weights 1.
         """
         ...
 
@@ -104,6 +130,47 @@ class Ops(Protocol):
             What is mixed.
         share : float
             How far each goes: at 0.5 both become their average, up to rounding.
+        """
+        ...
+
+    def mix_pairwise(
+        self,
+        x: Vector,
+        y: Vector,
+        mine: Vector,
+        theirs: Vector,
+        *,
+        share: float | None,
+        weights: tuple[float, float],
+    ) -> tuple[Vector, Vector]:
+        """Do :meth:`mix`, and then :meth:`pairwise` to both.
+
+        Parameters
+        ----------
+        x, y : ndarray of float32, shape (D,)
+            What is mixed and moved.
+        mine, theirs : ndarray of float32, shape (D,)
+            What was sent and what came back.
+        share : float or None
+            How far to mix; None is not to mix at all, which keeps the sign of a zero.
+        weights : tuple of float
+            How far x goes, and how far y.
+        """
+        ...
+
+    def mix_update(
+        self, x: Vector, y: Vector, before: Vector, after: Vector, *, share: float | None
+    ) -> tuple[Vector, Vector]:
+        """Do :meth:`mix`, and then :meth:`update` to both.
+
+        Parameters
+        ----------
+        x, y : ndarray of float32, shape (D,)
+            What is mixed and updated.
+        before, after : ndarray of float32, shape (D,)
+            What training started from and what it returned.
+        share : float or None
+            How far to mix; None is not to mix at all, which keeps the sign of a zero.
         """
         ...
 
@@ -150,7 +217,7 @@ class Ops(Protocol):
         pieces : sequence of Piece
             What was received, in ascending (sender, fragment).
         out : ndarray of float32, shape (D,), optional
-            Where to put the result; may be ``x``.
+            Where to put the result: ``x``, or what overlaps none of the inputs.
         """
         ...
 

@@ -18,6 +18,15 @@ from flwr_decentral.core.fragments import Contiguous, Interleaved, Partition, Ro
 from flwr_decentral.core.wire import Wire
 
 from . import codecs
+from .checks import (
+    check_left_out,
+    check_out,
+    check_partition,
+    check_partitioned,
+    check_payloads,
+    check_pieces,
+    check_vectors,
+)
 from .contract import Bytes, Piece, Vector
 
 
@@ -42,9 +51,13 @@ class Reference:
 
     name = "reference"
 
+    def describe(self) -> str:
+        """Say what does the arithmetic."""
+        return f"numpy {np.__version__}"
+
     def update(self, x: Vector, before: Vector, after: Vector) -> Vector:
         """Apply what training did."""
-        _check_lengths(x, before, after)
+        check_vectors(x, before, after)
         if x is before:
             return after
         moved = after - before
@@ -58,16 +71,25 @@ class Reference:
         """Sum weighted vectors, from the first to the last."""
         if not vectors or len(vectors) != len(weights):
             raise ValueError(f"{len(vectors)} vectors and {len(weights)} weights do not combine")
-        _check_lengths(*vectors, *([] if out is None else [out]))
+        length = check_vectors(*vectors)
+        if out is not None:
+            check_out(out, length, apart_from=vectors[1:], or_the_same_as=vectors[0])
         total = np.multiply(vectors[0], np.float32(weights[0]), out=out)
         product = np.empty_like(total) if len(vectors) > 1 else total
         for vector, weight in zip(vectors[1:], weights[1:], strict=True):
             total += np.multiply(vector, np.float32(weight), out=product)
         return total
 
+    def sums_without(self, vectors: Sequence[Vector], left_out: Sequence[int]) -> list[Vector]:
+        """Sum all vectors but one, for each of several that are left out."""
+        check_vectors(*vectors)
+        check_left_out(len(vectors), left_out)
+        ones = [1.0] * (len(vectors) - 1)
+        return [self.combine([*vectors[:k], *vectors[k + 1 :]], ones) for k in left_out]
+
     def pairwise(self, x: Vector, mine: Vector, theirs: Vector, weight: float) -> Vector:
         """Move toward a peer by what it was apart."""
-        _check_lengths(x, mine, theirs)
+        check_vectors(x, mine, theirs)
         moved = theirs - mine
         moved *= np.float32(weight)
         moved += x
@@ -75,16 +97,42 @@ class Reference:
 
     def mix(self, x: Vector, y: Vector, share: float) -> tuple[Vector, Vector]:
         """Move two vectors toward each other."""
-        _check_lengths(x, y)
+        check_vectors(x, y)
         step = y - x
         step *= np.float32(share)
         rest = y - step
         step += x
         return step, rest
 
+    def mix_pairwise(
+        self,
+        x: Vector,
+        y: Vector,
+        mine: Vector,
+        theirs: Vector,
+        *,
+        share: float | None,
+        weights: tuple[float, float],
+    ) -> tuple[Vector, Vector]:
+        """Mix two vectors, and then move both toward a peer."""
+        check_vectors(x, y, mine, theirs)
+        if share is not None:
+            x, y = self.mix(x, y, share)
+        near, far = weights
+        return self.pairwise(x, mine, theirs, near), self.pairwise(y, mine, theirs, far)
+
+    def mix_update(
+        self, x: Vector, y: Vector, before: Vector, after: Vector, *, share: float | None
+    ) -> tuple[Vector, Vector]:
+        """Mix two vectors, and then apply to both what training did."""
+        check_vectors(x, y, before, after)
+        if share is not None:
+            x, y = self.mix(x, y, share)
+        return self.update(x, before, after), self.update(y, before, after)
+
     def pack(self, x: Vector, partition: Partition, fragment: int) -> Vector:
         """Copy one fragment out of a vector."""
-        _check_size(x, partition)
+        check_partitioned(x, partition)
         if not isinstance(partition, Rotation):
             payload = x[_where(partition, fragment)]
             return payload if payload.base is None else payload.copy()
@@ -99,15 +147,14 @@ class Reference:
 
     def pack_all(self, x: Vector, partition: Partition) -> list[Vector]:
         """Copy every fragment out of a vector."""
+        check_partitioned(x, partition)
         return [self.pack(x, partition, fragment) for fragment in range(partition.fragments)]
 
     def assemble(self, partition: Partition, payloads: Sequence[Vector]) -> Vector:
         """Put all fragments together again."""
+        check_partition(partition)
         lengths = [partition.length(fragment) for fragment in range(partition.fragments)]
-        if [len(payload) for payload in payloads] != lengths:
-            raise ValueError(
-                f"the fragments have {lengths} values, got {[len(each) for each in payloads]}"
-            )
+        check_payloads(payloads, lengths)
         x = np.empty(partition.size, np.float32)
         for fragment, payload in enumerate(payloads):
             self._unpack(x, partition, fragment, payload)
@@ -117,16 +164,13 @@ class Reference:
         self, x: Vector, partition: Partition, pieces: Sequence[Piece], out: Vector | None = None
     ) -> Vector:
         """Average a vector with an inbox of fragments, each coordinate by its own count."""
-        _check_size(x, partition)
+        check_partitioned(x, partition)
+        check_pieces(pieces, partition.length)
         if out is not None:
-            _check_size(out, partition)
+            received = [payload for _, payload in pieces]
+            check_out(out, partition.size, apart_from=received, or_the_same_as=x)
         by_fragment: dict[int, list[Vector]] = {}
         for fragment, payload in pieces:
-            expected = partition.length(fragment)
-            if len(payload) != expected:
-                raise ValueError(
-                    f"fragment {fragment} has {expected} values here, a peer sent {len(payload)}"
-                )
             by_fragment.setdefault(fragment, []).append(payload)
         if out is None:
             out = x.copy()
@@ -154,6 +198,7 @@ class Reference:
 
     def finite(self, x: Vector) -> bool:
         """Tell whether every value is finite."""
+        check_vectors(x)
         # A sum is finite only if all its terms are; the converse fails by overflow alone.
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(x)
@@ -175,21 +220,6 @@ def _where(partition: Partition, fragment: int) -> NDArray[np.int64] | slice:
     if isinstance(partition, Contiguous):
         return partition.span(fragment)
     return partition.indices(fragment)
-
-
-def _check_lengths(*vectors: Vector) -> None:
-    # numpy would stretch a vector of length one.
-    lengths = {vector.shape for vector in vectors}
-    if len(lengths) > 1:
-        raise ValueError(f"vectors of shapes {sorted(lengths)} do not go together")
-
-
-def _check_size(x: Vector, partition: Partition) -> None:
-    if x.shape != (partition.size,) or not x.flags.c_contiguous:
-        raise ValueError(
-            f"the partition is of {partition.size} contiguous values, got shape {x.shape} and "
-            f"strides {x.strides}"
-        )
 
 
 def _matrix(x: Vector, partition: Rotation) -> NDArray[np.float32]:
