@@ -9,7 +9,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-STRATEGIES := $(patsubst %/pyproject.toml,%,$(wildcard strategies/*/pyproject.toml))
+KERNELS := strategies/kernels
+STRATEGIES := $(filter-out $(KERNELS),$(patsubst %/pyproject.toml,%,$(wildcard strategies/*/pyproject.toml)))
+# Everything that stands in the virtual environment.
+READY := $(STAMP) $(VENV)/.kernels
 BENCHES := $(wildcard tests/bench/bench_*.py)
 # More arguments for pytest, for example: make test ARGS="-x -k layout"
 ARGS ?=
@@ -27,7 +30,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
 
-install: $(STAMP) ## build .venv with the plugin, the algorithms and all tools (about 4 minutes, once)
+install: $(READY) ## build .venv with the plugin, the algorithms and all tools (about 4 minutes, once)
 	@:
 
 $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
@@ -46,23 +49,28 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 	  -e '.[simulation,dev]' $(STRATEGIES:%=-e %) torch torchvision flwr-datasets scikit-learn
 	@touch $@
 
-demo: $(STAMP) ## run the digits app with several algorithms and compare them
+# Compiled, where there is a compiler; `flwr-decentral doctor` says whether. CMake comes by itself.
+$(VENV)/.kernels: $(STAMP) $(shell find $(KERNELS)/src -type f) $(KERNELS)/CMakeLists.txt $(KERNELS)/pyproject.toml
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check --no-deps -e $(KERNELS)
+	@touch $@
+
+demo: $(READY) ## run the digits app with several algorithms and compare them
 	@"$(BIN)/python" tools/demo.py
 
 test: test-unit test-slow test-flower ## run all tests: quick ones, slow ones, Flower's engine's
 
-test-unit: $(STAMP) ## run the quick tests, which need no engine: the same as plain `pytest`, on all cores
+test-unit: $(READY) ## run the quick tests, which need no engine: the same as plain `pytest`, on all cores
 	@"$(BIN)/python" -m pytest -q -n auto --dist worksteal $(ARGS)
 
-test-slow: $(STAMP) ## run the slow tests that need no engine, on all cores
+test-slow: $(READY) ## run the slow tests that need no engine, on all cores
 	@"$(BIN)/python" -m pytest -q -n auto --dist worksteal -m "slow and not flower" $(ARGS)
 
 # Flower keeps its settings, logs and database in FLWR_HOME: the user's own are left alone.
 test-flower: export FLWR_HOME := $(CURDIR)/.cache/flwr
-test-flower: $(STAMP) ## run the tests on Flower's Simulation Engine and on deployments
+test-flower: $(READY) ## run the tests on Flower's Simulation Engine and on deployments
 	@"$(BIN)/python" -m pytest -q -m flower $(ARGS)
 
-lint: $(STAMP) ## check format, style, types and floors
+lint: $(READY) ## check format, style, types and floors
 	@rc=0; \
 	"$(BIN)/ruff" format --check --quiet . || { rc=1; echo "to repair: $(BIN)/ruff format ." >&2; }; \
 	"$(BIN)/ruff" check --quiet . || rc=1; \
@@ -70,7 +78,7 @@ lint: $(STAMP) ## check format, style, types and floors
 	"$(BIN)/lint-imports" --no-logo --cache-dir .cache/import-linter || rc=1; \
 	exit $$rc
 
-bench: $(STAMP) ## measure: every tests/bench/bench_*.py, and the large replications
+bench: $(READY) ## measure: every tests/bench/bench_*.py, and the large replications
 	@"$(BIN)/python" -m pytest -q -m bench
 	@for script in $(BENCHES); do \
 	  echo "== $$script"; "$(BIN)/python" "$$script" || exit 1; done
@@ -78,5 +86,6 @@ bench: $(STAMP) ## measure: every tests/bench/bench_*.py, and the large replicat
 clean: ## remove caches and builds; .venv and results stay
 	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \
 	  build dist strategies/*/build strategies/*/dist
+	@rm -f $(VENV)/.kernels $(KERNELS)/*/*.so $(KERNELS)/*/*.fatbin
 	@find flwr_decentral strategies tests apps tools -name __pycache__ -prune -exec rm -rf {} + \
 	  2>/dev/null || true

@@ -1,0 +1,3 @@
+// The kernels for one instruction set, which CMakeLists.txt sets by compiler options.
+#define FDK_UNIT fdk_unit_base
+#include "unit.inc"
