@@ -231,7 +231,7 @@ def _examine() -> Iterator[Finding]:
     torch, finding = _torch()
     yield finding
     yield _threads(torch)
-    yield _backend()
+    yield from _backends()
     yield _arena()
     yield _shm()
     yield _gpus(torch)
@@ -286,15 +286,36 @@ def _threads(torch: Any) -> Finding:
     return Finding(topic="threads", detail=detail)
 
 
-def _backend() -> Finding:
+def _backends() -> Iterator[Finding]:
+    """Look at the arithmetic that runs would use, and at what else is installed."""
+    names = sorted(ops.available())
+    wanted = os.environ.get(ops.VARIABLE) or ops.Reference.name
+    topic = "arithmetic"
     try:
         chosen = ops.choose()
+        yield Finding(topic=topic, detail=f"{chosen.name}: {_trait(chosen)}")
     except Exception as error:  # noqa: BLE001 - so may a stranger's backend
-        detail = str(error.args[0]) if isinstance(error, DecentralError) else repr(error)
         remedy = f"unset {ops.VARIABLE}, which means {ops.Reference.name}"
-        return Finding(topic="arithmetic", detail=detail, state="broken", remedy=remedy)
-    detail = f"{chosen.name} (available: {', '.join(sorted(ops.available()))})"
-    return Finding(topic="arithmetic", detail=detail)
+        yield Finding(topic=topic, detail=_reason(error), state="broken", remedy=remedy)
+    for name in names:
+        if name == wanted:
+            continue
+        topic = f"arithmetic {name}"
+        try:
+            detail = f"{_trait(ops.choose(name))}; {ops.VARIABLE}={name} chooses it"
+            yield Finding(topic=topic, detail=detail)
+        except Exception as error:  # noqa: BLE001 - as above
+            yield Finding(topic=topic, detail=f"cannot be used: {_reason(error)}", state="note")
+
+
+def _trait(backend: ops.Ops) -> str:
+    """Let a backend describe itself, which one of an earlier version cannot."""
+    describe = getattr(backend, "describe", None)
+    return describe() if describe else type(backend).__module__
+
+
+def _reason(error: Exception) -> str:
+    return str(error.args[0]) if isinstance(error, DecentralError) else repr(error)
 
 
 def _arena() -> Finding:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flwr_decentral import cli, ops, plugins
-from flwr_decentral.core import RuntimeFault
+from flwr_decentral.core import ConfigurationError, RuntimeFault
 
 GOOD = ("gossip", "flwr_decentral.testing.toys:Gossip")
 BROKEN = ("broken", "no_such_package:Gone")
@@ -220,10 +220,27 @@ def test_nvidia_smi_may_be_missing_or_fail(monkeypatch):
 
 def test_doctor_reports_an_unknown_backend(monkeypatch):
     monkeypatch.setenv(ops.VARIABLE, "no-such-backend")
-    finding = cli._backend()
+    finding = next(cli._backends())
     assert finding.state == "broken"
     assert "no-such-backend" in finding.detail
     assert finding.remedy == "unset FLWR_DECENTRAL_OPS, which means reference"
+
+
+def test_doctor_shows_what_arithmetic_there_is_and_what_it_lacks(monkeypatch):
+    def choose(name=None):
+        if name == "broken":
+            raise ConfigurationError("it needs a device, and there is none")
+        return SimpleNamespace(name="old") if name == "old" else ops.Reference()
+
+    monkeypatch.delenv(ops.VARIABLE, raising=False)
+    names = dict.fromkeys(["reference", "old", "broken"], "somewhere")
+    monkeypatch.setattr(cli.ops, "available", lambda: names)
+    monkeypatch.setattr(cli.ops, "choose", choose)
+    chosen, broken, old = cli._backends()
+    assert chosen.detail.startswith("reference: numpy ")
+    assert broken.state == "note"
+    assert broken.detail == "cannot be used: it needs a device, and there is none"
+    assert (old.state, old.detail) == ("ok", "types; FLWR_DECENTRAL_OPS=old chooses it")
 
 
 def test_doctor_reports_that_memory_cannot_be_shared(install, monkeypatch):
