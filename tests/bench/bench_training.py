@@ -7,9 +7,10 @@ process, and in two that share the models and meet after every round. Two tasks:
 * W1: digits, 2 label shards per node, an MLP 64-32-10 with 2,410 parameters;
 * W2: random tensors of CIFAR's shape, 625 per node, GN-LeNet with 89,834 parameters.
 
-The ways take turns, several times; medians are printed. Start-up is measured apart.
+Every process keeps one network, in all ways. The ways take turns, several times; medians are
+printed. Start-up is measured apart.
 
-    python tests/bench/bench_training.py --rounds 40
+    python tests/bench/bench_training.py --tasks W1
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flwr.simulation import run_simulation
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from training_tasks import BATCH, NODES, STEPS, TASKS, Task, local_steps
+from training_tasks import BATCH, NODES, STEPS, TASKS, Task, local_steps, network
 
 from flwr_decentral.flower import decentral, decentral_mod
 
@@ -103,7 +104,7 @@ def make_client(task: Task) -> ClientApp:
     @app.train(mods=[decentral_mod])
     def train(msg: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        net = task.make()
+        net = network(task)
         net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
         local_steps(task, net, context.node_config["partition-id"])
         metrics = MetricRecord({"num-examples": STEPS * BATCH})
@@ -115,6 +116,7 @@ def make_client(task: Task) -> ClientApp:
 
 def make_server(task: Task, options, rates: dict[str, list[float]]) -> ServerApp:
     app = ServerApp()
+    length = options.rounds or task.rounds
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -146,10 +148,10 @@ def make_server(task: Task, options, rates: dict[str, list[float]]) -> ServerApp
             flower("packed", 1)
             print(f"{task.name}: start-up {time.perf_counter() - begin:.1f} s")
             for _ in range(options.repeats):
-                rates["bare, 1 process"].append(bare(task, options.rounds, 1))
-                rates["bare, 2 processes"].append(bare(task, options.rounds, 2))
+                rates["bare, 1 process"].append(bare(task, length, 1))
+                rates["bare, 2 processes"].append(bare(task, length, 2))
                 for dispatch in ("packed", "message"):
-                    rates[dispatch].append(flower(dispatch, options.rounds))
+                    rates[dispatch].append(flower(dispatch, length))
 
     return app
 
@@ -157,7 +159,7 @@ def make_server(task: Task, options, rates: dict[str, list[float]]) -> ServerApp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["W1", "W2"], choices=TASKS)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, help="of each measurement; by default the task's")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     # The actors import the tasks as they would an app's module: once, data included.

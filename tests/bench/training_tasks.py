@@ -51,17 +51,24 @@ def noise_of(node: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what."""
+    """What is trained on what, and for how long a measurement takes some seconds."""
 
     name: str
     make: Callable[[], nn.Module]
     data: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    rounds: int
 
 
 TASKS = {
-    "W1": Task("W1", make_mlp, digits_of),
-    "W2": Task("W2", make_lenet, noise_of),
+    "W1": Task("W1", make_mlp, digits_of, rounds=200),
+    "W2": Task("W2", make_lenet, noise_of, rounds=10),
 }
+
+
+@cache
+def network(task: Task) -> nn.Module:
+    """Make the network that a process trains with, for all nodes that it trains."""
+    return task.make()
 
 
 def local_steps(task: Task, net: nn.Module, node: int) -> None:
