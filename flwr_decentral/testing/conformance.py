@@ -380,6 +380,12 @@ class AlgorithmConformance:
         for graph in self.graphs().values() if everywhere else [self.graph()]:
             self.run(subject, graph=graph, faults=faults, rounds=_ROUNDS)
 
+    def test_survives_a_storm_among_few_nodes(self, subject: Algorithm) -> None:
+        """Where one node is all the neighbors that another has."""
+        for nodes in (2, 3):
+            storm = fault_matrix(nodes)["storm"]
+            self.run(subject, graph=nx.path_graph(nodes), faults=storm)
+
     def test_survives_any_mix_of_faults(self, subject: Algorithm) -> None:
         """And whatever several faults do."""
 

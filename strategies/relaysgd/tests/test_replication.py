@@ -3,7 +3,7 @@
 What is asserted leaves some slack to what was measured; the card lists the figures.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,12 +19,13 @@ NODES = 20
 WARM_UP = 50
 
 
-@lru_cache(maxsize=1)
+@cache
 def digits():
     """Two nodes for each of the ten labels, side by side."""
     return Digits(nodes=NODES, shards=1, dealt=False, rate=1.0, steps=1)
 
 
+@cache
 def accuracies(exact, algorithm, spec, rate, *, rounds=400, drop=0.0):
     """Train one minibatch a step at a constant rate after a warm-up; return mean and worst."""
 
@@ -58,7 +59,7 @@ def test_e1_label_sorted_digits(exact):
     assert gossip <= 0.45
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_e1_other_ways_to_relay(exact):
     rate = 0.2 * KAPPA
     for algorithm, spec in {
@@ -75,8 +76,16 @@ def test_e1_other_ways_to_relay(exact):
 def test_e2_message_loss(exact):
     rate = 0.2 * KAPPA
     calm, _ = accuracies(exact, RelaySGD(), "binary-tree", rate)
-    for drop in (0.1, 0.3):
-        assert accuracies(exact, RelaySGD(), "binary-tree", rate, drop=drop)[0] >= calm - 0.03
+    lossy, worst = accuracies(exact, RelaySGD(), "binary-tree", rate, drop=0.1)
+    assert lossy >= calm - 0.03
+    assert worst >= 0.88
+
+
+@pytest.mark.bench
+def test_e2_the_rules_for_what_is_missing(exact):
+    rate = 0.2 * KAPPA
+    calm, _ = accuracies(exact, RelaySGD(), "binary-tree", rate)
+    assert accuracies(exact, RelaySGD(), "binary-tree", rate, drop=0.3)[0] >= calm - 0.03
     average, _ = accuracies(exact, RelaySGD(missing="last-average"), "binary-tree", rate, drop=0.1)
     counts = accuracies(exact, RelaySGD(missing="counts"), "binary-tree", rate, drop=0.1)
     fixed, _ = accuracies(exact, RelaySGD(missing="initial"), "binary-tree", rate, drop=0.1)
