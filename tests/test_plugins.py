@@ -1,6 +1,7 @@
 """Plugins: from a name to an algorithm, and what is said when there is none."""
 
 import dataclasses
+import json
 import re
 import sys
 import tomllib
@@ -296,3 +297,20 @@ def test_the_readme_has_every_algorithm_of_the_shelf():
     assert re.findall(r"^\| \[`([a-z0-9-]+)`\]", readme, re.MULTILINE) == sorted(plugins.SHELF)
     folders = {f"strategies/{folder.name}" for folder in brought().values()}
     assert set(re.findall(r"-e (strategies/\w+)", readme)) >= folders
+
+
+def section(name: str) -> str:
+    """Find what the card of a wheel says of one of its algorithms."""
+    card = (brought()[name] / "README.md").read_text()
+    parts = re.split(r"^## (?=[a-z-]+$)", card, flags=re.MULTILINE)
+    variants = {part.partition("\n")[0]: part for part in parts[1:]}
+    return variants.get(name, parts[0])
+
+
+@pytest.mark.parametrize("name", plugins.SHELF)
+def test_a_card_has_every_hyperparameter_with_its_default(name):
+    known = plugins.hyperparameters(plugins.load(name))
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)", section(name), re.MULTILINE))
+    assert rows.keys() == known.keys()
+    for key, default in known.items():
+        assert f"| `{json.dumps(default)}` |" in rows[key], f"{key} = {default!r}"

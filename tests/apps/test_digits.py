@@ -234,6 +234,7 @@ def test_the_server_evaluates_as_the_nodes_do(digits, run_config, arrays):
 
 def test_whatever_can_be_set_can_be_overridden(run_config):
     """Flower refuses to override a key that the app does not list."""
+    from flwr_decentral import plugins
     from flwr_decentral.flower.settings import Settings, resolve
     from flwr_decentral.sim.scenario import Compute, Network
 
@@ -243,7 +244,7 @@ def test_whatever_can_be_set_can_be_overridden(run_config):
     assert network <= set(run_config)
     compute = {f"compute.{field.name}" for field in dataclasses.fields(Compute)}
     assert compute - set(run_config) == {"compute.factors", "compute.trace"}  # one for each node
-    for name in ("divshare", "dpsgd", "local"):
+    for name in plugins.SHELF:
         parameters = resolve(name, run_config, {}).algorithm.parameters
         keys = {f"{name}.{key.replace('_', '-')}" for key in parameters}
         assert keys - set(run_config) <= {"divshare.granularity", "divshare.partition-seed"}
