@@ -10,7 +10,7 @@ from .emulator import battery
 @pytest.mark.parametrize("name", battery.CHECKS)
 def test_every_operation_has_the_bits_of_the_reference(name, kind, emulated):
     ops, makers, mock = emulated
-    for seed in range(12):
+    for seed in range(16):
         battery.run(name, ops, makers[kind], seed)
     assert mock.depth() == 0
 

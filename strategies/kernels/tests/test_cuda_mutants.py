@@ -26,7 +26,7 @@ MUTANTS = {
     "always-flows": ("if (flows) flow", "flow", "mix_pairwise"),
     "weight-of-another": ("v.at[l] * terms.weight[k]", "v.at[l] * terms.weight[0]", "combine"),
     "forgets-earlier-terms": ("if (terms.resumes)", "if (false)", "combine"),
-    "begins-with-zero": ("begins ? v.at[l] : ", "", "sums_without"),
+    "begins-with-zero": ("begins ? v", "begins && !s.count ? v", "sums_without"),
     "begins-too-early": ("s.left_out[m] == 0 ? 1u : 0u", "0u", "sums_without"),
     "turned-the-other-way": ("slot - rotation :", "slot - rotation + 1 :", "average"),
     "always-turned": ("r.turns ? fdk_rotation(&p, group) : 0u", "fdk_rotation(&p, group)", "pack"),

@@ -17,8 +17,8 @@ _CHUNK: Final = 16
 _LARGE_ENOUGH: Final = 4
 """Granularity from which on a chunk of four values never crosses the end of a block."""
 
-_MOST_BLOCKS: Final = 2**32
-"""Blocks that the kernels, like the keyed hash, can number."""
+_MOST: Final = 2**31
+"""Blocks and fragments that the kernels can number."""
 
 WHOLE: Final = Turns(fragments=1, shift=6)
 """A partition into one fragment."""
@@ -70,9 +70,10 @@ def region_of(partition: Partition, fragment: int) -> Region:
     else:
         # The coordinates dealt out in turn: groups of single coordinates, none of them turned.
         turns = Turns(partition.fragments, 0, 0, 0, 0)
-    if partition.size >> turns.shift >= _MOST_BLOCKS:
+    if max(partition.size >> turns.shift, partition.fragments) >= _MOST:
         raise ValueError(
-            f"{partition.size} values have too many blocks of {1 << turns.shift}; take larger ones"
+            f"{partition.fragments} fragments of {partition.size} values in blocks of "
+            f"{1 << turns.shift} are too many to number; take larger blocks, or fewer fragments"
         )
     return Region(0, partition.size, 0, turns)
 
