@@ -13,7 +13,7 @@ KERNELS := strategies/kernels
 STRATEGIES := $(filter-out $(KERNELS),$(patsubst %/pyproject.toml,%,$(wildcard strategies/*/pyproject.toml)))
 # Everything that stands in the virtual environment.
 READY := $(STAMP) $(VENV)/.kernels
-BENCHES := $(wildcard tests/bench/bench_*.py)
+BENCHES := $(wildcard tests/bench/bench_*.py strategies/*/bench/bench_*.py)
 # More arguments for pytest, for example: make test ARGS="-x -k layout"
 ARGS ?=
 
@@ -25,7 +25,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo test test-unit test-slow test-flower lint bench clean
+.PHONY: help install demo test test-unit test-slow test-flower lint bench harden clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
@@ -82,6 +82,11 @@ bench: $(READY) ## measure: every tests/bench/bench_*.py, and the large replicat
 	@"$(BIN)/python" -m pytest -q -m bench
 	@for script in $(BENCHES); do \
 	  echo "== $$script"; "$(BIN)/python" "$$script" || exit 1; done
+
+harden: ## make random calls of the compiled kernels under sanitizers (needs CMake 3.21 and a compiler)
+	@cd $(KERNELS) && for preset in address thread; do \
+	  cmake --preset $$preset >/dev/null && cmake --build --preset $$preset >/dev/null && \
+	  echo "== $$preset" && build/$$preset/fdk_fuzz 200000 || exit 1; done
 
 clean: ## remove caches and builds; .venv and results stay
 	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \

@@ -56,11 +56,10 @@ FDK_FN uint32_t fdk_rotation(const struct fdk_partition *p, uint32_t q) {
   return (uint32_t)(((uint64_t)fdk_hash(q, p->low, p->high) * p->fragments) >> 32);
 }
 
-/* (fragment + rotation) mod F, both below F: the place of a fragment's block in its group */
+/* (fragment + rotation) mod F, both below F < 2**31: the place of a fragment's block in its group */
 FDK_FN uint32_t fdk_slot(uint32_t fragment, uint32_t rotation, uint32_t fragments) {
-  /* The sum may wrap; then it is smaller than either, and the difference is right all the same. */
   uint32_t slot = fragment + rotation;
-  return slot >= fragments || slot < rotation ? slot - fragments : slot;
+  return slot >= fragments ? slot - fragments : slot;
 }
 
 /* Groups of which every coordinate exists. */
