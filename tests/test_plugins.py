@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import runpy
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -314,3 +315,14 @@ def test_a_card_has_every_hyperparameter_with_its_default(name):
     assert rows.keys() == known.keys()
     for key, default in known.items():
         assert f"| `{json.dumps(default)}` |" in rows[key], f"{key} = {default!r}"
+
+
+def test_every_algorithm_of_the_shelf_is_checked_by_the_kit():
+    from flwr_decentral.testing.conformance import AlgorithmConformance
+
+    checked = set()
+    for path in ROOT.glob("strategies/*/tests/test_conformance.py"):
+        for value in runpy.run_path(str(path)).values():
+            if isinstance(value, type) and issubclass(value, AlgorithmConformance):
+                checked |= {value.algorithm.name} if hasattr(value, "algorithm") else set()
+    assert checked == plugins.SHELF.keys()

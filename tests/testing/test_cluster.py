@@ -430,6 +430,25 @@ def test_a_run_can_be_paused():
     assert parts.run().transcript == whole.transcript, "the end is the end"
 
 
+def test_the_matrix_has_what_every_algorithm_has_to_survive():
+    single = [faults for name, faults in fault_matrix(4).items() if name != "storm"]
+    assert {faults.drop for faults in single} == {0.0, 0.01, 0.1, 0.3, 1.0}
+    assert {sum(faults.delay) / 2 / SECOND for faults in single} == {0.0, 0.2, 1.0, 4.0}
+    assert {faults.echo for faults in single if faults.duplicate} == {0, 4 * SECOND}
+    assert any(faults.reorder for faults in single)
+    assert any(faults.corrupt for faults in single)
+    splits = [split for faults in single for split in faults.partitions]
+    assert {split.end - split.start for split in splits} == {20 * SECOND}
+    outages = [outage for faults in single for outage in faults.outages]
+    assert {(o.start > 0, o.end is not None) for o in outages} == {
+        (True, False),  # leaves
+        (False, True),  # joins
+        (True, True),  # returns
+    }
+    assert any(5.0 in faults.slow.values() for faults in single)
+    assert any(faults.fail_train for faults in single)
+
+
 @pytest.mark.parametrize("name", fault_matrix(4))
 def test_a_seed_is_a_run(name):
     def transcript(seed):
