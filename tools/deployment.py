@@ -3,9 +3,9 @@
     python tools/deployment.py --run apps/digits --run-config 'algorithm="dpsgd"'
 
 starts a SuperLink with TLS and node authentication, four SuperNodes that are registered with it,
-and a sidecar beside each; runs the app through ``flwr run``; runs it once more in virtual time, on
-Flower's Simulation Engine; prints what both have reached; and ends everything again. Without
-``--run`` it prints what to type, and waits for Ctrl-C.
+and a sidecar beside each, and runs the app through ``flwr run``. Before that it runs the app in
+virtual time, on Flower's Simulation Engine. It prints what both have reached, and ends everything
+again. Without ``--run`` it prints what to type, and waits for Ctrl-C.
 
 It is for trying out on one machine; docs/deployment.md says what is different on three.
 """
@@ -77,8 +77,10 @@ HEAD = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a deployment, and run an app on it or wait; return the exit code."""
     options = parse_arguments(arguments)
-    # As Ctrl-C does: what was started is ended on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Also where a shell starts it in the background, with signals ignored: what was started is
+    # ended on the way out.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         if options.run is None:
             return wait(options)
@@ -133,21 +135,23 @@ def wait(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> list[Pair]:
-    """Run the app in real time and in virtual time, with each algorithm."""
+    """Run the app in virtual time and in real time, with each algorithm."""
     configs = run_configs(options)
-    with Deployment(options.nodes, operated=not options.own, keep=options.keep) as deployment:
-        announce(deployment, f"a SuperLink, {options.nodes} SuperNodes and their sidecars")
-        real = [run(deployment, options.run, config) for config in configs]
+    pairs: list[Pair] = []
     with LocalSuperLink(keep=options.keep, environ={"OMP_NUM_THREADS": "1"}) as superlink:
         announce(superlink, "a SuperLink for simulations")
         actors = min(options.nodes, os.cpu_count() or 1)
         virtual = [
-            run(superlink, options.run, config, nodes=options.nodes, actors=actors)
+            run(superlink, options.run, config, nodes=options.nodes, actors=actors)[0]
             for config in configs
         ]
-    return [
-        Pair(mine, its, seconds) for (mine, seconds), (its, _) in zip(real, virtual, strict=True)
-    ]
+    with Deployment(options.nodes, operated=not options.own, keep=options.keep) as deployment:
+        announce(deployment, f"a SuperLink, {options.nodes} SuperNodes and their sidecars")
+        for config, its in zip(configs, virtual, strict=True):
+            mine, seconds = run(deployment, options.run, config)
+            pairs.append(Pair(mine, its, seconds))
+            print(pairs[-1].row(), flush=True)
+    return pairs
 
 
 def run_configs(options: argparse.Namespace) -> list[Config]:

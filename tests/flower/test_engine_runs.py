@@ -53,14 +53,14 @@ class Outcome:
 def roll(superlink, tmp_path_factory):
     """Run the app with changes to its config."""
 
-    def run(actors=2, **config) -> Outcome:
+    def run(actors=2, nodes=NODES, **config) -> Outcome:
         folder = tmp_path_factory.mktemp("dice")
         (marks := folder / "marks").mkdir()
         given = {key.replace("_", "-"): value for key, value in config.items()}
         done = superlink.run(
             DICE,
             run_config={"results-dir": str(folder), "marks": str(marks), **given},
-            nodes=NODES,
+            nodes=nodes,
             actors=actors,
         )
         outcome = Outcome(done, marks)
@@ -109,6 +109,27 @@ def test_an_actor_that_is_killed_while_it_trains_changes_nothing(dispatch, roll,
     assert other.run.completed, other.run.log
     assert other.result["lost_tasks"] >= 1
     assert other.fate == reference.fate
+
+
+# --- real time ------------------------------------------------------------------------------------
+
+TOGETHER = {"algorithm": "dpsgd", "topology": "complete"}
+
+
+def test_nodes_that_gossip_by_themselves_end_with_the_models_of_virtual_time(roll):
+    real, virtual = (roll(nodes=2, real_time=choice, **TOGETHER) for choice in (True, False))
+    assert real.run.completed, real.run.log
+    assert real.result["dispatch"] == "sidecar"
+    assert real.result["bytes"]["sent"] > 0
+    assert real.result["grid_array_bytes"] == 0
+    assert [entry["metrics"] for entry in real.result["evaluations"]] == virtual.fate[1]
+
+
+def test_more_nodes_in_real_time_than_actors_are_refused(roll):
+    outcome = roll(nodes=3, real_time=True, **TOGETHER)
+    assert outcome.run.status == "finished:failed"
+    assert "3 virtual nodes cannot gossip in real time" in outcome.run.log
+    assert "the engine runs 2 at once" in outcome.run.log
 
 
 # --- runs that fail -------------------------------------------------------------------------------
