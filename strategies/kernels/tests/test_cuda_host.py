@@ -1,5 +1,6 @@
 """The host's side of the CUDA backend, on a mock driver: what it loads, launches and refuses."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -119,6 +120,15 @@ class TestImages:
         kept.write_bytes(b"half a file")
         assert f"kernels from NVRTC {version};" in Cuda(driver=mock.driver()).describe()
         assert kept.read_bytes().startswith(b"\x7fELF")
+
+    def test_what_is_older_than_its_source_is_not_taken(self, fatbin, tmp_path, monkeypatch):
+        source = tmp_path / "kernels.cu"
+        source.write_text("")
+        monkeypatch.setattr(image, "resource", lambda name: source)
+        os.utime(source, (2e9, 2e9))
+        assert image._outdated(fatbin)
+        os.utime(source, (1e9, 1e9))
+        assert not image._outdated(fatbin)
 
     def test_a_device_newer_than_the_compiler_gets_ptx(self, mock, compiler, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -23,7 +23,7 @@ MUTANTS = {
     "sum-in-another-order": ("x + (after - before)", "(x + after) - before", "update"),
     "never-assigned": ("x == before ? after : ", "", "mix_update"),
     "flow-of-the-moved": ("y = y - step", "y = y - share * (y - x)", "mix"),
-    "always-flows": ("if (flows) flow", "flow", "mix_pairwise"),
+    "always-flows": ("if (flows) flow", "if (flows + 1) flow", "mix_pairwise"),
     "weight-of-another": ("v.at[l] * terms.weight[k]", "v.at[l] * terms.weight[0]", "combine"),
     "forgets-earlier-terms": ("if (terms.resumes)", "if (false)", "combine"),
     "begins-with-zero": ("begins ? v", "begins && !s.count ? v", "sums_without"),

@@ -121,7 +121,7 @@ def load(device: Device) -> Image:
 def _images(device: Device, refusals: list[str]) -> Iterator[tuple[str, bytes]]:
     """Give images to try, the fastest to get first; note what could not be made."""
     built = resource("kernels.fatbin")
-    if built is not None:
+    if built is not None and not _outdated(built):
         yield "fatbin", built.read_bytes()
     source, headers = sources()
     seen = set()
@@ -164,6 +164,12 @@ def sources() -> tuple[bytes, dict[str, bytes]]:
     source = texts.pop(SOURCE)
     # The kernels name them from their own folder, and they each other from theirs.
     return source, {up + name: text for name, text in texts.items() for up in ("../", "")}
+
+
+def _outdated(built: Path) -> bool:
+    """Tell whether a source has been changed since, as may be in a checkout."""
+    paths = [resource(name) for name in (SOURCE, *HEADERS)]
+    return any(path and path.stat().st_mtime > built.stat().st_mtime for path in paths)
 
 
 def cache() -> Path:
