@@ -43,6 +43,7 @@ MUTANTS = {
         "finite",
     ),
     "peak-of-a-lane": ("__reduce_max_sync(0xffffffffu, peak)", "peak", "codecs"),
+    "a-lane-stays-away": ("block < blocks;", "block < blocks - (lane == 5);", "codecs"),
     "reads-past-the-end": ("if (i < 4 * extent.chunks)", "if (i < extent.length)", "codecs"),
     "scale-of-half-a-block": ("scales[i / FDK_BLOCK]", "scales[i / (FDK_BLOCK / 2)]", "codecs"),
 }
@@ -67,7 +68,7 @@ def verdict(folder, driver, text, check):
     file = Path(__file__).with_name("test_cuda_bits.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "slow", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [*command, str(file), "-k", f"[{check}-"],
+        [*command, str(file), "-k", f"[{check}-tensor]"],
         env=os.environ | {READY: str(library)},
         capture_output=True,
         text=True,
@@ -92,4 +93,4 @@ def test_the_kernels_themselves_pass(driver, tmp_path):
 
     done = verdict(tmp_path, driver, build.KERNELS.read_text(), "average")
     assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+    assert "1 passed" in done.stdout

@@ -99,7 +99,8 @@ class HostCall:
 
     def new(self, length: int, dtype: str = "float32") -> Buffer:
         """Make room on both sides."""
-        return self.into(np.empty(length, dtype))
+        array = self._staging.results.empty_bytes(length * np.dtype(dtype).itemsize)
+        return self.into(array.view(dtype))
 
     def into(self, array: Any) -> Buffer:
         """Make room on the device for what is to come into a caller's array."""

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flwr_decentral_kernels.memory import Pool
+
 from .driver import Device
 from .errors import KernelError
 
@@ -37,10 +39,20 @@ class Staging:
         Where to.
     window : int
         Bytes of pinned memory.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held by who uses it.
+    stream : int
+        The handle of the stream of its copies.
+    results : Pool
+        Host memory for results.
     """
 
     def __init__(self, device: Device, window: int = WINDOW) -> None:
         self.lock = threading.Lock()
+        self.results = Pool()
         self._call = device.driver.call
         with device:
             self.stream = device.stream()
