@@ -55,12 +55,15 @@ class Start:
         What is not averaged.
     rounds : int (default: 0)
         The rounds of the run that have led to it.
+    resumed : bool (default: False)
+        Whether another run has left it behind.
     """
 
     layout: Layout
     model: Vector
     private: bytes
     rounds: int = 0
+    resumed: bool = False
 
 
 class Node:
@@ -86,7 +89,7 @@ class Node:
         local: str | None = None,
     ) -> None:
         self.order = order
-        self._layout = start.layout
+        self._layout, self._resumed = start.layout, start.resumed
         self._security, self._listen, self._incarnation = security, listen, incarnation
         # What may be refused comes first: from here on there is something to close.
         algorithm, self._network = _algorithm(order, start.layout), self._network_of(order)
@@ -239,6 +242,7 @@ class Node:
         return {
             "round": int(counted["rounds"]),
             "digest": vector_digest(self._pump.machine.model),
+            "resumed": self._resumed,
             "counted": counted,
         }
 

@@ -340,7 +340,7 @@ class Sidecar:
         start = node.leave_behind()
         self._left = node.order.run, start
         if node.order.resume:
-            self._kept[node.order.resume] = replace(start, rounds=0)
+            self._kept[node.order.resume] = replace(start, rounds=0, resumed=True)
         await node.close()
 
 

@@ -315,6 +315,9 @@ class RealTime:
             seat.primed, seat.digest = False, ""
             return
         report = json.loads(str(control["report"]))
+        if (name := self.mission.settings.resume) and not seat.primed:
+            model = f"model kept as {name!r}" if report["resumed"] else "initial model"
+            log(INFO, "Node %d has gone on from the %s.", seat.index, model)
         seat.primed, seat.round, seat.digest = True, report["round"], report["digest"]
         seat.report = report["counted"]
         rounds: Any = control["rounds"]

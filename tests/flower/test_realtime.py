@@ -78,6 +78,7 @@ class Play:
         report = {
             "round": self.rounds[node],
             "digest": vector_digest(self.models[node]),
+            "resumed": node != 2,
             "counted": {
                 "bytes-sent": 100.0 * self.rounds[node],
                 "bytes-received": 90.0 * self.rounds[node],
@@ -189,7 +190,8 @@ def test_the_same_models_have_the_same_digest():
     assert first == second != third
 
 
-def test_orders_say_all_that_a_sidecar_has_to_know():
+def test_orders_say_all_that_a_sidecar_has_to_know(caplog):
+    caplog.set_level("INFO")
     play = Play()
     lead(play, patience=5.0, seed=9, resume="mine", run_config={"network.uplink": "1 Mbit/s"})
     order = play.orders[2][0]
@@ -199,6 +201,8 @@ def test_orders_say_all_that_a_sidecar_has_to_know():
     assert str(order.roster.members[3].address) == "127.0.0.1:7003"
     assert order.layout == Layout.of(ZEROS).hash
     assert len({each.run for orders in play.orders.values() for each in orders}) == 1
+    assert "Node 1 has gone on from the model kept as 'mine'" in caplog.text
+    assert "Node 2 has gone on from the initial model" in caplog.text
 
 
 def test_models_are_fetched_only_if_that_is_asked_for(caplog):
