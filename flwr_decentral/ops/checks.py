@@ -1,4 +1,8 @@
-"""What every backend refuses, before it writes anything."""
+"""What every backend refuses, before it writes anything.
+
+A vector is of float32. The reference alone computes in another precision too, where all vectors are
+of it: what a paper claims exactly is checked in float64.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,13 @@ def check_vectors(*vectors: Vector) -> int:
     Raises
     ------
     TypeError
-        If one is not an ndarray of float32.
+        If one is not an ndarray of floating-point numbers, or if their types differ.
     ValueError
         If one is not one-dimensional and C-contiguous, or if their lengths differ.
     """
     for vector in vectors:
         _check_vector(vector)
+    _check_types(*vectors)
     lengths = {len(vector) for vector in vectors}
     if len(lengths) > 1:
         # numpy would stretch a vector of length one.
@@ -86,6 +91,7 @@ def check_out(
         If it does not fit.
     """
     _check_vector(out)
+    _check_types(out, or_the_same_as)
     if len(out) != length:
         raise ValueError(f"a result of {length} values does not fit into a vector of {len(out)}")
     if not out.flags.writeable:
@@ -97,11 +103,13 @@ def check_out(
         raise ValueError("the vector for the result overlaps an input")
 
 
-def check_pieces(pieces: Sequence[Piece], length: Callable[[int], int]) -> None:
+def check_pieces(x: Vector, pieces: Sequence[Piece], length: Callable[[int], int]) -> None:
     """Demand fragments of the length that they have here.
 
     Parameters
     ----------
+    x : ndarray of float32
+        The vector that they are averaged with.
     pieces : sequence of Piece
         What was received.
     length : callable
@@ -114,6 +122,7 @@ def check_pieces(pieces: Sequence[Piece], length: Callable[[int], int]) -> None:
     """
     for fragment, payload in pieces:
         _check_vector(payload)
+        _check_types(x, payload)
         expected = length(fragment)
         if len(payload) != expected:
             raise ValueError(
@@ -131,6 +140,7 @@ def check_payloads(payloads: Sequence[Vector], lengths: Sequence[int]) -> None:
     """
     for payload in payloads:
         _check_vector(payload)
+    _check_types(*payloads)
     if [len(payload) for payload in payloads] != lengths:
         raise ValueError(
             f"the fragments have {lengths} values, got {[len(each) for each in payloads]}"
@@ -180,13 +190,19 @@ def _check_vector(x: Any) -> None:
         if type(x).__module__.partition(".")[0] == "torch":
             hint = "; hand over tensor.detach().numpy()"
         raise TypeError(f"a vector is a numpy array, got {kind}{hint}")
-    if x.dtype != np.float32:
+    if x.dtype.kind != "f":
         raise TypeError(f"a vector is of float32, got {x.dtype}")
     if x.ndim != 1 or not x.flags.c_contiguous:
         raise ValueError(
             f"a vector is one-dimensional and contiguous, got shape {x.shape} and strides "
             f"{x.strides}"
         )
+
+
+def _check_types(*vectors: Vector) -> None:
+    types = {vector.dtype for vector in vectors}
+    if len(types) > 1:
+        raise TypeError(f"vectors of {' and '.join(sorted(map(str, types)))} do not go together")
 
 
 def _address(x: Vector) -> int:

@@ -71,6 +71,8 @@ def encode(x: Vector, wire: Wire) -> Bytes:
     """
     check_wire(wire)
     check_vectors(x)
+    if x.dtype != np.float32:
+        raise TypeError(f"only vectors of float32 are encoded, got {x.dtype}")
     return _ENCODERS[wire](x)
 
 

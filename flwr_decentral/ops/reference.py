@@ -165,7 +165,7 @@ class Reference:
     ) -> Vector:
         """Average a vector with an inbox of fragments, each coordinate by its own count."""
         check_partitioned(x, partition)
-        check_pieces(pieces, partition.length)
+        check_pieces(x, pieces, partition.length)
         if out is not None:
             received = [payload for _, payload in pieces]
             check_out(out, partition.size, apart_from=received, or_the_same_as=x)

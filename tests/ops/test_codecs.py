@@ -253,7 +253,7 @@ def test_an_unknown_wire_is_refused():
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_is_no_vector_is_refused(wire):
     for bad in (np.ones(3), np.ones(3, np.int32), [1.0, 2.0]):
-        with pytest.raises(TypeError, match="a vector is"):
+        with pytest.raises(TypeError, match="float32|a vector is"):
             encode(bad, wire)
     for bad in (np.ones((2, 2), np.float32), np.ones(6, np.float32)[::2]):
         with pytest.raises(ValueError, match="contiguous"):

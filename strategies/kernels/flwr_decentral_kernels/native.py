@@ -211,7 +211,7 @@ class Native:
         if shape is None:
             return self._reference.average(x, partition, pieces, out)
         check_partitioned(x, partition)
-        check_pieces(pieces, self._lengths(partition, shape))
+        check_pieces(x, pieces, self._lengths(partition, shape))
         received = [payload for _, payload in pieces]
         if out is not None:
             check_out(out, partition.size, apart_from=received, or_the_same_as=x)
@@ -281,7 +281,10 @@ def _shape(partition: Partition) -> _Shape | None:
 
 
 def _aligned(*vectors: Vector) -> tuple[Vector, ...]:
-    """Copy what lies at an odd address, as bytes out of a stream may."""
+    """Refuse what is not of float32, and copy what lies at an odd address, as bytes may."""
+    for each in vectors:
+        if each.dtype != np.float32:
+            raise TypeError(f"compiled kernels take vectors of float32, got {each.dtype}")
     return tuple(each if each.flags.aligned else each.copy() for each in vectors)
 
 

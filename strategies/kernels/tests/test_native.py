@@ -113,6 +113,24 @@ def test_what_lies_at_an_odd_address_is_read_all_the_same():
     assert_same_bits(target, ops.combine([x, y], [1.0, 2.0]))
 
 
+def test_another_precision_is_refused_though_the_reference_knows_it():
+    ops, x, partition = Native(), np.ones(40), Rotation(40, 2, 4)
+    out = np.zeros(40)
+    for call in (
+        lambda: ops.combine([x, x], [1.0, 2.0], out=out),
+        lambda: ops.mix(x, x, 0.5),
+        lambda: ops.pack(x, partition, 0),
+        lambda: ops.pack_all(x, partition),
+        lambda: ops.assemble(partition, [x[:20], x[20:]]),
+        lambda: ops.average(x, partition, [Piece(0, x[:20])], out=out),
+        lambda: ops.finite(x),
+        lambda: ops.encode(x, "int8"),
+    ):
+        with pytest.raises(TypeError, match="float64"):
+            call()
+    assert not out.any()
+
+
 def test_partitions_without_native_code_go_to_the_reference(monkeypatch):
     ops, x = Native(), np.arange(60, dtype=np.float32)
     monkeypatch.setattr(ops, "_call", lambda *_: pytest.fail("the library was called"))

@@ -57,7 +57,7 @@ def run(algorithm, graph, train, rounds, *, initial=None, size=1, drop=0.0, ops=
     """Let all nodes train at once, deliver everything that is not lost, and end every wait."""
     n, ops = len(graph), ops or Float64()
     dtype = np.float64 if isinstance(ops, Float64) else np.float32
-    initial = np.zeros(size, dtype) if initial is None else np.asarray(initial, dtype)
+    initial = np.zeros(size, dtype) if initial is None else np.ascontiguousarray(initial, dtype)
     layout = Layout.of({"x": np.zeros(len(initial), np.float32)})
     machines = [
         algorithm.machine(
