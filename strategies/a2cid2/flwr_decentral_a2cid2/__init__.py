@@ -180,8 +180,12 @@ class A2CiD2Machine(PairwiseMachine):
 
     def average(self, exchange: Exchange) -> None:
         """Move x to the middle, and y by alpha."""
-        pairwise, (_, _, mine, theirs) = self.site.ops.pairwise, exchange
-        if self.momentum is not None:
-            self.momentum = pairwise(self.momentum, mine, theirs, self.alpha)
-        self.model = pairwise(self.model, mine, theirs, 0.5)
+        ops, (_, _, mine, theirs) = self.site.ops, exchange
+        if self.momentum is None:
+            self.model = ops.pairwise(self.model, mine, theirs, 0.5)
+        else:
+            # They have flowed by now.
+            self.model, self.momentum = ops.mix_pairwise(
+                self.model, self.momentum, mine, theirs, share=None, weights=(0.5, self.alpha)
+            )
         self.exchanges += 1
