@@ -1,11 +1,12 @@
 """What the compiled kernels cost, next to numpy, to the released DivShare code, and to a floor.
 
-One thread; the median of its CPU time, which leaves out what other processes take. F = 10 fragments,
-and an inbox with J = 6 of each. *Official* are the tensor operations of the released DivShare code:
-a random permutation of each layer, cut into F index lists; a fragment is what one of them selects;
-to average is to add each payload, and 1, where its list says, and to multiply by 1 / count. The
-*floor* is measured in the same run: to copy the vector, for packing; to average six whole vectors
-with it, for averaging, which moves the same bytes. Results are written to memory that is used again.
+One thread; the median of its CPU time, which leaves out what other processes take. F = 10
+fragments, and an inbox with J = 6 of each. *Official* are the tensor operations of the released
+DivShare code: a random permutation of each layer, cut into F index lists; a fragment is what one of
+them selects; to average is to add each payload, and 1, where its list says, and to multiply by
+1 / count. The *floor* is measured in the same run: to copy the vector, for packing; to average six
+whole vectors with it, for averaging, which moves the same bytes. Results are written to memory that
+is used again.
 
     python strategies/kernels/bench/bench_native.py --sizes 100000 1000000 10000000
 """
@@ -80,10 +81,10 @@ def fragments(size: int, skip_official: bool) -> None:
     x = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     out, native, reference = x.copy(), Native(), Reference()
     copying = cost(lambda: ctypes.memmove(out.ctypes.data, x.ctypes.data, 4 * size))
-    whole = Rotation(size, 1, 1024)
-    inbox = [Piece(0, np.full(size, 0.5, np.float32)) for _ in range(COPIES)]
-    averaging = cost(lambda: native.average(x, whole, inbox, out=out))
-    del inbox
+    memory = np.full((FRAGMENTS * COPIES, size // FRAGMENTS + 2048), 0.5, np.float32)
+    flat = memory.reshape(-1)
+    whole = [Piece(0, flat[j * size : (j + 1) * size]) for j in range(COPIES)]
+    averaging = cost(lambda: native.average(x, Rotation(size, 1, 1024), whole, out=out))
     packed, averaged = (0.0, 0.0) if skip_official else official(size, size > 2e7)
 
     print(f"\n### {size:,} values\n")
@@ -108,7 +109,6 @@ def fragments(size: int, skip_official: bool) -> None:
     plain("floor: average with six vectors", averaging)
     if averaged:
         plain("official: average with 60 fragments", averaged)
-    memory = np.full((FRAGMENTS * COPIES, partitions[-1].length(0) + 2048), 0.5, np.float32)
     for partition in partitions:
         pieces = [
             Piece(k, memory[j * FRAGMENTS + k, : partition.length(k)])
