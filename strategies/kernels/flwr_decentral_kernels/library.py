@@ -17,7 +17,7 @@ LIBRARY: Final = "libflwr_decentral_kernels.so"
 
 _ABI: Final = 1
 _HERE: Final = Path(__file__).parent
-_REINSTALL: Final = "pip install --force-reinstall --no-deps flwr-decentral-kernels"
+_REINSTALL: Final = "install it again, with pip's --force-reinstall --no-deps"
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _FLOAT = ctypes.c_float
@@ -81,8 +81,7 @@ def load() -> ctypes.CDLL:
     if path is None:
         raise ConfigurationError(
             "flwr-decentral-kernels was installed without its compiled library, because there was "
-            f"no C++ compiler; install g++ or clang and then: {_REINSTALL} --no-binary "
-            "flwr-decentral-kernels"
+            f"no C++ compiler, or it failed; see that `c++` works and {_REINSTALL}"
         )
     try:
         library = ctypes.CDLL(str(path))
