@@ -68,7 +68,7 @@ test-slow: $(READY) ## run the slow tests that need no engine, on all cores
 # Flower keeps its settings, logs and database in FLWR_HOME: the user's own are left alone.
 test-flower: export FLWR_HOME := $(CURDIR)/.cache/flwr
 test-flower: $(READY) ## run the tests on Flower's Simulation Engine and on deployments
-	@"$(BIN)/python" -m pytest -q -m flower $(ARGS)
+	@"$(BIN)/python" -m pytest -q -m flower tests $(ARGS)
 
 lint: $(READY) ## check format, style, types and floors
 	@rc=0; \

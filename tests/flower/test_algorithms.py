@@ -57,7 +57,7 @@ def results(tmp_path_factory) -> dict[str, dict]:
         "results-dir": str(folder),
     }
     with LocalSuperLink(environ={"OMP_NUM_THREADS": "1"}) as superlink:
-        done = superlink.run(app, run_config=config, nodes=NODES, actors=1)
+        done = superlink.run(app, run_config=config, nodes=NODES, actors=1, timeout=600.0)
     assert done.status == "finished:completed", done.log
     found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     return {result["algorithm"]: result for result in found}

@@ -135,8 +135,10 @@ def test_every_algorithm_ends_on_every_topology_that_it_takes(name, family):
     check_runs(name, family, SIZES.get(family, 8))
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-@pytest.mark.parametrize("family", ["ring", "chain", "star", "complete", "grid"])
+# Any other topology of so few nodes is one of these.
+@pytest.mark.parametrize(
+    ("family", "nodes"), [("chain", 1), ("chain", 2), ("chain", 3), ("star", 3), ("ring", 3)]
+)
 @pytest.mark.parametrize("name", plugins.SHELF)
 @pytest.mark.slow
 def test_every_algorithm_ends_on_few_nodes(name, family, nodes):
