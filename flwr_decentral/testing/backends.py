@@ -37,7 +37,7 @@ REFERENCE = Reference()
 
 some = settings(
     deadline=None,
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 seeds = st.integers(0, 2**32)

@@ -27,13 +27,13 @@ class Pool:
 
     Parameters
     ----------
-    most : int (default: 256 MiB)
+    most : int (default: 512 MiB)
         Bytes of waiting buffers of one size, unless two of them are more.
     sizes : int (default: 16)
         Sizes to keep buffers of. When there is one more, all that wait are given up.
     """
 
-    def __init__(self, most: int = 2**28, sizes: int = 16) -> None:
+    def __init__(self, most: int = 2**29, sizes: int = 16) -> None:
         self._most, self._sizes = most, sizes
         self._waiting: dict[int, deque[Bytes]] = {}
 
