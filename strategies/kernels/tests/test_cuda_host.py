@@ -260,6 +260,28 @@ class TestMemory:
 
 
 @slow
+def test_another_precision_is_refused_though_the_reference_knows_it(cuda):
+    x, out, partition = np.ones(40), np.zeros(40), Rotation(40, 2, 4)
+    for call in (
+        lambda: cuda.update(x, x.copy(), x),
+        lambda: cuda.combine([x, x], [1.0, 2.0], out=out),
+        lambda: cuda.sums_without([x, x], [0]),
+        lambda: cuda.mix(x, x, 0.5),
+        lambda: cuda.pack(x, partition, 0),
+        lambda: cuda.pack_all(x, partition),
+        lambda: cuda.assemble(partition, [x[:20], x[20:]]),
+        lambda: cuda.average(x, partition, [Piece(0, x[:20])], out=out),
+        lambda: cuda.average(x, partition, [], out=out),
+        lambda: cuda.finite(x),
+        lambda: cuda.encode(x, "int8"),
+        lambda: cuda.rounded(x.astype(">f4"), "float16"),
+    ):
+        with pytest.raises(TypeError, match="float32, got (float64|>f4)"):
+            call()
+    assert not out.any()
+
+
+@slow
 class TestTensors:
     """What is refused, before anything is started."""
 

@@ -91,7 +91,15 @@ class HostCall:
             self._staging.lock.release()
 
     def read(self, array: Any) -> int:
-        """Copy a vector to the device, once however often it is read."""
+        """Copy a vector to the device, once however often it is read.
+
+        Raises
+        ------
+        TypeError
+            If it is of another precision, in which the reference alone computes.
+        """
+        if array.dtype not in (np.float32, np.uint8):
+            raise TypeError(f"CUDA kernels take vectors of float32, got {array.dtype}")
         key = (array.ctypes.data, array.nbytes)
         if key not in self._read:
             self._read[key] = self._staging.upload(array)

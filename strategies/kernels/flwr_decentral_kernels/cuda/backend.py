@@ -219,11 +219,9 @@ class Cuda:
         """Average a vector with an inbox of fragments, each coordinate by its own count."""
         rules = self._rules(x)
         rules.check_partitioned(x, partition)
-        received = [payload for _, payload in pieces]
-        rules.check_pieces(pieces, partition.length)
-        if is_tensor(x):
-            self._tensors.check_together([x, *received])
+        rules.check_pieces(x, pieces, partition.length)
         if out is not None:
+            received = [payload for _, payload in pieces]
             rules.check_out(out, partition.size, apart_from=received, or_the_same_as=x)
         if not _known(partition, x):
             return self._reference.average(x, partition, pieces, out)

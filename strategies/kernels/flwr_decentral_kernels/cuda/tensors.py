@@ -51,7 +51,7 @@ class Tensors:
 
     def check_vectors(self, *vectors: Any) -> int:
         """Demand vectors of one length on one GPU, and give the length."""
-        self.check_together(vectors)
+        self._check_together(vectors)
         lengths = {len(vector) for vector in vectors}
         if len(lengths) > 1:
             raise ValueError(f"vectors of lengths {sorted(lengths)} do not go together")
@@ -69,7 +69,7 @@ class Tensors:
         self, out: Any, length: int, *, apart_from: Sequence[Any], or_the_same_as: Any
     ) -> None:
         """Demand a vector that a result may be written to."""
-        self.check_together([or_the_same_as, out])
+        self._check_together([or_the_same_as, out])
         if len(out) != length:
             raise ValueError(
                 f"a result of {length} values does not fit into a vector of {len(out)}"
@@ -79,9 +79,9 @@ class Tensors:
         if any(_overlap(out, vector) for vector in apart_from):
             raise ValueError("the vector for the result overlaps an input")
 
-    def check_pieces(self, pieces: Sequence[Piece], length: Callable[[int], int]) -> None:
-        """Demand fragments of the length that they have here."""
-        self.check_together([payload for _, payload in pieces])
+    def check_pieces(self, x: Any, pieces: Sequence[Piece], length: Callable[[int], int]) -> None:
+        """Demand fragments of the length that they have here, on the GPU of x."""
+        self._check_together([x, *(payload for _, payload in pieces)])
         for fragment, payload in pieces:
             expected = length(fragment)
             if len(payload) != expected:
@@ -91,7 +91,7 @@ class Tensors:
 
     def check_payloads(self, payloads: Sequence[Any], lengths: Sequence[int]) -> None:
         """Demand all fragments of a partition, in their order."""
-        self.check_together(payloads)
+        self._check_together(payloads)
         if [len(payload) for payload in payloads] != lengths:
             raise ValueError(
                 f"the fragments have {lengths} values, got {[len(each) for each in payloads]}"
@@ -105,7 +105,7 @@ class Tensors:
         if len(data) != expected:
             raise ValueError(f"{length} values as {wire} take {expected} bytes, got {len(data)}")
 
-    def check_together(self, vectors: Sequence[Any]) -> None:
+    def _check_together(self, vectors: Sequence[Any]) -> None:
         """Demand vectors on one GPU, of any lengths."""
         for each in vectors:
             self._check(each, "float32")
