@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import READY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.bench
 
 # name: what is replaced, by what, and the checks that have to notice
 MUTANTS = {
