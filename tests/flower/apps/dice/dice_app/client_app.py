@@ -38,9 +38,10 @@ def train(msg: Message, context: Context) -> Message:
 @app.evaluate(mods=[decentral_mod])
 def evaluate(msg: Message, context: Context) -> Message:
     # The model, to the byte, and the state as numbers that end up in the results.
-    checksum = zlib.crc32(msg.content["arrays"]["w"].numpy().tobytes())
+    model = msg.content["arrays"]["w"].numpy()
+    checksum, mean = zlib.crc32(model.tobytes()), float(model.mean())
     rolls = float(context.state["rolls"]["total"])
-    metrics = MetricRecord({"num-examples": 1, "checksum": checksum, "rolls": rolls})
+    metrics = MetricRecord({"num-examples": 1, "checksum": checksum, "mean": mean, "rolls": rolls})
     return Message(RecordDict({"m": metrics}), reply_to=msg)
 
 
