@@ -81,9 +81,9 @@ class ManualClock:
         int
             How many alarms have rung.
         """
-        rung = 0
+        rung, to = 0, max(to, self.time)
         while (due := self.due) is not None and due <= to:
             self.time = max(self.time, due)
             rung += self.ring()
-        self.time = max(self.time, to)
+        self.time = to
         return rung

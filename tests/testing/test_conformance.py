@@ -267,6 +267,17 @@ class SendsALongHeader(GossipMachine):
 
 
 @broken()
+class RoundsNothing(GossipMachine):
+    def on_train_done(self, event):
+        for command in super().on_train_done(event):
+            if isinstance(command, Send):
+                message = dataclasses.replace(command.message, wire="int8")
+                yield dataclasses.replace(command, message=message)
+            else:
+                yield command
+
+
+@broken()
 class NeverCountsUp(GossipMachine):
     def on_train_done(self, event):
         for command in super().on_train_done(event):
@@ -426,6 +437,7 @@ FLAWS = [
     (WritesToStrangers, ENDS, "sends to 2, which is no neighbor", {"graph": "3-nodes"}),
     (SendsNumpyNumbers, ENDS, "a header of other than int and float", {}),
     (SendsALongHeader, ENDS, "sends 6 numbers in a header", {}),
+    (RoundsNothing, ENDS, "sends values as int8 that were not rounded to it", {}),
     (NeverCountsUp, "test_counts_the_steps_of_its_messages_up", "of step 1 to 1 after step 1", {}),
     (TakesInNaN, "test_never_takes_in_what_is_not_finite", r"in the models of nodes \[0, 1", {}),
     (DiscardsNaNInSilence, "test_never_takes_in_what_is_not_finite", ", 0 were counted", {}),
@@ -438,6 +450,7 @@ FLAWS = [
     (HangsOnLoss, SURVIVES, "needs a timer", {"faults": "not-finite"}),
     (WaitsForTheGone, SURVIVES, "waits for ever", {"faults": "leave-while-awaited"}),
     (StopsAtAFailure, SURVIVES, "node 1 after 3 trainings", {"faults": "training-fails-once"}),
+    (HangsOnLoss, "test_survives_a_storm_among_few_nodes", "waits for ever", {}),
     (HangsOnLoss, "test_survives_any_mix_of_faults", "waits for ever", {}),
     (CountsDuplicatesTwice, "test_counts_duplicates_once", "because messages arrived twice", {}),
     (TakesAnEchoForNews, "test_counts_duplicates_once", "arrived twice, 0 ns later", {}),

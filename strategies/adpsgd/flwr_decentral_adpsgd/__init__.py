@@ -91,7 +91,7 @@ class ADPSGD(PairwiseAlgorithm):
     Examples
     --------
     >>> print(ADPSGD(rate=1.0))
-    adpsgd(rate=1.0, pacing='paced', patience=4.0, scheme='free')
+    adpsgd(rate=1.0, pacing='paced', patience=4.0, wire='float32', scheme='free')
     """
 
     name: ClassVar[str] = "adpsgd"
