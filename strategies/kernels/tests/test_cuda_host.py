@@ -10,6 +10,7 @@ import pytest
 
 from flwr_decentral.core import ConfigurationError, Interleaved, Layerwise, Rotation
 from flwr_decentral.ops import Piece, Reference, choose
+from flwr_decentral_kernels import library
 from flwr_decentral_kernels.cuda import Cuda, DeviceMismatch, KernelError, image, nvrtc
 from flwr_decentral_kernels.cuda.driver import Driver
 from flwr_decentral_kernels.cuda.memory import Staging
@@ -34,9 +35,9 @@ def cuda(mock, fatbin, monkeypatch):
 @pytest.fixture
 def compiler():
     """Find NVRTC, which torch's wheels for CUDA bring."""
-    for library in nvrtc.libraries():
+    for path in nvrtc.libraries():
         try:
-            return nvrtc.Nvrtc(library)
+            return nvrtc.Nvrtc(path)
         except KernelError:
             continue
     return pytest.skip("there is no NVRTC here")
@@ -129,6 +130,17 @@ class TestImages:
         assert image._outdated(fatbin)
         os.utime(source, (1e9, 1e9))
         assert not image._outdated(fatbin)
+
+    def test_what_was_installed_with_its_source_is_taken(self, tmp_path, monkeypatch):
+        built = tmp_path / "kernels.fatbin"
+        for path in (built, tmp_path / "src" / image.SOURCE, tmp_path / "src" / "codecs.h"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        # An installer writes files one after the other, and keeps no times.
+        os.utime(built, (1e9, 1e9))
+        monkeypatch.setattr(library, "_HERE", tmp_path)
+        assert library.resource(image.SOURCE) == tmp_path / "src" / image.SOURCE
+        assert not image._outdated(built)
 
     def test_a_device_newer_than_the_compiler_gets_ptx(self, mock, compiler, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -169,7 +169,12 @@ def sources() -> tuple[bytes, dict[str, bytes]]:
 def _outdated(built: Path) -> bool:
     """Tell whether a source has been changed since, as may be in a checkout."""
     paths = [resource(name) for name in (SOURCE, *HEADERS)]
-    return any(path and path.stat().st_mtime > built.stat().st_mtime for path in paths)
+    # What was installed together has the times at which each file was written, in any order.
+    return any(
+        path.stat().st_mtime > built.stat().st_mtime
+        for path in paths
+        if path is not None and not path.is_relative_to(built.parent)
+    )
 
 
 def cache() -> Path:
