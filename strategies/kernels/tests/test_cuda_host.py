@@ -50,6 +50,19 @@ def test_what_cannot_be_numbered_is_refused():
     assert region_of(Rotation(2**33, 2, 8), 0).stop == 2**33
 
 
+def test_a_bad_file_of_builtins_refuses_the_compiler_beside_it(tmp_path):
+    (tmp_path / "libnvrtc-builtins.so.13.0").write_bytes(b"not a library")
+    with pytest.raises(KernelError, match=r"libnvrtc\.so\.13 cannot be loaded: .*builtins"):
+        nvrtc.Nvrtc(str(tmp_path / "libnvrtc.so.13"))
+
+
+def test_nothing_is_loaded_out_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "libnvrtc-builtins.so.13.0").write_bytes(b"not a library")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KernelError, match=r"^(?!.*builtins).*libnvrtc-of-nobody\.so"):
+        nvrtc.Nvrtc("libnvrtc-of-nobody.so")
+
+
 class TestWithoutGpu:
     def test_a_missing_driver_is_said(self):
         with pytest.raises(ConfigurationError, match="needs an NVIDIA GPU, and there is no driver"):
@@ -237,6 +250,20 @@ class TestMemory:
         for found, expected in zip(back, arrays, strict=True):
             np.testing.assert_array_equal(found, expected)
         assert mock.pending() == 0
+
+    def test_what_failed_to_arrive_is_not_written_later(self, mock):
+        device = mock.driver().device(0)
+        staging = Staging(device, window=1000)
+        out = np.zeros(100, np.float32)
+        with device:
+            staging.download(staging.upload(normal(100)), out)
+            mock.set("cuStreamSynchronize", 719)
+            with pytest.raises(KernelError):
+                staging.synchronize()
+            mock.reset()
+            staging.upload(normal(50))
+            staging.release()
+        assert not out.any()
 
     def test_memory_is_used_again(self, cuda, mock):
         # More than one slab at first, then one.

@@ -138,11 +138,11 @@ class Staging:
 
     def synchronize(self) -> None:
         """Wait until the device has done all it was told."""
+        # When that fails nothing is left for the next operation, which has other results.
+        waiting, self._waiting, self._cursor = self._waiting, [], 0
         self._call("cuStreamSynchronize", self.stream)
-        for part, room in self._waiting:
+        for part, room in waiting:
             part[:] = room
-        self._waiting.clear()
-        self._cursor = 0
 
     def _room(self, size: int) -> Bytes:
         if self._cursor + size > len(self._window):

@@ -74,12 +74,13 @@ class Nvrtc:
     """
 
     def __init__(self, library: str) -> None:
-        # NVRTC opens its built-in functions by their bare name when it compiles, and finds them
-        # only if they are loaded already.
-        for builtins in sorted(Path(library).parent.glob("libnvrtc-builtins.so.*")):
-            if ".alt." not in builtins.name:
-                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
         try:
+            # NVRTC opens its built-in functions by their bare name when it compiles, and finds
+            # them only if they are loaded already. A bare name has no folder to look into.
+            folder = Path(library).parent if os.sep in library else None
+            for builtins in sorted(folder.glob("libnvrtc-builtins.so.*")) if folder else ():
+                if ".alt." not in builtins.name:
+                    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
             self._library = ctypes.CDLL(library)
             for name, arguments in _FUNCTIONS.items():
                 getattr(self._library, name).argtypes = arguments
