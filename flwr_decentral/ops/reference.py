@@ -82,8 +82,8 @@ class Reference:
 
     def sums_without(self, vectors: Sequence[Vector], left_out: Sequence[int]) -> list[Vector]:
         """Sum all vectors but one, for each of several that are left out."""
-        check_vectors(*vectors)
         check_left_out(len(vectors), left_out)
+        check_vectors(*vectors)
         ones = [1.0] * (len(vectors) - 1)
         return [self.combine([*vectors[:k], *vectors[k + 1 :]], ones) for k in left_out]
 

@@ -302,6 +302,9 @@ class BackendManners:
                 ops.sums_without([x, x.copy()], left_out)
         with pytest.raises(ValueError):
             ops.sums_without([x], [0])
+        for left_out in ([], [0]):
+            with pytest.raises(ValueError):
+                ops.sums_without([], left_out)
         assert (x == 1).all()
 
     def test_refuses_what_is_no_partition(self, ops: Any) -> None:

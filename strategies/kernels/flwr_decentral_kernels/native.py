@@ -116,8 +116,8 @@ class Native:
 
     def sums_without(self, vectors: Sequence[Vector], left_out: Sequence[int]) -> list[Vector]:
         """Sum all vectors but one, for each of several that are left out."""
-        length = check_vectors(*vectors)
         check_left_out(len(vectors), left_out)
+        length = check_vectors(*vectors)
         outs = [self._pool.empty(length) for _ in left_out]
         (table, _kept), (targets, _) = _table(vectors), _table(outs)
         which = np.array(left_out, np.int64)
