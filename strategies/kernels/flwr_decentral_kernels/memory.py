@@ -8,6 +8,7 @@ views it is gone, so that the caller owns what it was given for as long as it li
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -23,18 +24,19 @@ class Pool:
     """Buffers that wait to be used again.
 
     It takes no lock: a buffer may come back at any time, in any thread, while a new one is handed
-    out.
+    out. The table of what waits is replaced, never changed; what is lost when two threads replace
+    it at once is only made anew.
 
     Parameters
     ----------
     most : int (default: 512 MiB)
-        Bytes of waiting buffers of one size, unless two of them are more.
-    sizes : int (default: 16)
-        Sizes to keep buffers of. When there is one more, all that wait are given up.
+        Bytes of waiting buffers, of all sizes together, unless two of the size that came back last
+        are more. Beyond it, buffers of the size that was not used for longest are given up.
     """
 
-    def __init__(self, most: int = 2**29, sizes: int = 16) -> None:
-        self._most, self._sizes = most, sizes
+    def __init__(self, most: int = 2**29) -> None:
+        self._most = most
+        # By size, the one that was not used for longest first.
         self._waiting: dict[int, deque[Bytes]] = {}
 
     def empty(self, length: int) -> Vector:
@@ -45,16 +47,34 @@ class Pool:
         """Make an array of any bytes."""
         if size < _LEAST:
             return np.empty(size, np.uint8)
-        waiting = self._waiting.get(size)
-        if waiting is None:
-            if len(self._waiting) >= self._sizes:
-                self._waiting.clear()
-            waiting = self._waiting[size] = deque(maxlen=max(2, self._most // size))
         try:
-            buffer = waiting.pop()
+            buffer = self._use(size).pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        return np.asarray(_Loan(buffer, waiting))
+        return np.asarray(_Loan(buffer, self))
+
+    def keep(self, buffer: Bytes) -> None:
+        """Take a buffer back."""
+        self._use(len(buffer)).append(buffer)
+        table = self._waiting
+        excess = sum(size * len(waiting) for size, waiting in table.items())
+        excess -= max(self._most, 2 * len(buffer))
+        for size, waiting in table.items():
+            # Another thread may take the last one at any time.
+            with suppress(IndexError):
+                while excess > 0:
+                    waiting.popleft()
+                    excess -= size
+
+    def _use(self, size: int) -> deque[Bytes]:
+        """Give the waiting buffers of a size, which is then the one that was used last."""
+        table = self._waiting
+        mine = table.get(size)
+        if mine is None:
+            mine = deque()
+        others = {each: waiting for each, waiting in table.items() if waiting and each != size}
+        self._waiting = {**others, size: mine}
+        return mine
 
 
 class _Loan:
@@ -62,10 +82,10 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_buffer", "_home")
 
-    def __init__(self, buffer: Bytes, home: deque[Bytes]) -> None:
+    def __init__(self, buffer: Bytes, home: Pool) -> None:
         self.__array_interface__: dict[str, Any] = buffer.__array_interface__
         self._buffer: NDArray[np.uint8] = buffer
         self._home = home
 
     def __del__(self) -> None:
-        self._home.append(self._buffer)
+        self._home.keep(self._buffer)

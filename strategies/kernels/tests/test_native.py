@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -103,14 +104,21 @@ def test_threads_do_not_change_a_bit(threads):
 
 def test_what_lies_at_an_odd_address_is_read_all_the_same():
     ops, (x, y) = Native(), draw(2, 2, 501, odd=False)
-    odd = np.frombuffer(b"." + x.tobytes(), np.float32, offset=1)
+    odd, odd_y = (np.frombuffer(b"." + each.tobytes(), np.float32, offset=1) for each in (x, y))
     assert not odd.flags.aligned
+    assert not odd_y.flags.aligned
     assert_same_bits(ops.mix(odd, y, 0.3)[0], ops.mix(x, y, 0.3)[0])
+    assert_same_bits(ops.update(odd, odd_y, x), ops.update(x, y, x))
+    assert_same_bits(ops.pairwise(odd, odd_y, x, 0.3), ops.pairwise(x, y, x, 0.3))
     assert_same_bits(ops.combine([y, odd], [1.0, 2.0]), ops.combine([y, x], [1.0, 2.0]))
     partition = Rotation(501, 3, 4)
+    payloads = Reference().pack_all(y, partition)
+    for each, payload in zip(ops.pack_all(odd_y, partition), payloads, strict=True):
+        assert_same_bits(each, payload)
+    assert_same_bits(ops.pack(odd_y, partition, 1), payloads[1])
     pieces = [Piece(0, odd[: partition.length(0)])]
     expected = Reference().average(y, partition, pieces)
-    assert_same_bits(ops.average(odd * 0 + y, partition, pieces), expected)
+    assert_same_bits(ops.average(odd_y, partition, pieces), expected)
     target = np.frombuffer(bytearray(2005), np.float32, offset=1)
     assert ops.average(y, partition, pieces, out=target) is target
     assert_same_bits(target, expected)
@@ -171,14 +179,36 @@ def test_a_buffer_is_used_again_once_nobody_holds_it():
 
 
 def test_a_pool_is_bounded():
-    pool = Pool(most=2**23, sizes=3)
-    held = [pool.empty_bytes(2**21) for _ in range(9)]
-    waiting = pool._waiting[2**21]
-    del held
-    assert len(waiting) == 4
-    for size in (2**22, 2**23, 2**24):
-        pool.empty_bytes(size)
-    assert list(pool._waiting) == [2**24]
+    pool = Pool(most=2**23)
+
+    def use(size, count):
+        held = [pool.empty_bytes(size) for _ in range(count)]
+        del held
+        return {size: len(waiting) for size, waiting in pool._waiting.items() if waiting}
+
+    assert use(2**21, 9) == {2**21: 4}
+    assert use(2**22, 1) == {2**21: 2, 2**22: 1}
+    # What is used again is the last to be given up.
+    assert use(2**21, 1) == {2**22: 1, 2**21: 2}
+    assert use(2**20, 1) == {2**21: 2, 2**20: 1}
+    # Of a large size two are kept, and nothing else.
+    assert use(2**24, 3) == {2**24: 2}
+    assert use(2**20, 1) == {2**20: 1}
+
+
+def test_a_pool_keeps_its_bounds_in_threads():
+    pool = Pool(most=2**23)
+
+    def work(seed):
+        for size in np.random.default_rng(seed).integers(1, 7, 300):
+            array = pool.empty_bytes(int(size) << 20)
+            array[:1] = seed
+            assert array[0] == seed
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    pool.empty_bytes(2**20)
+    assert sum(size * len(waiting) for size, waiting in pool._waiting.items()) <= 2**23
 
 
 def test_the_environment_decides(monkeypatch):
