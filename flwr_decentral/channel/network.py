@@ -90,6 +90,13 @@ class Network:
             raise ConfigurationError(
                 f"node {hello.index} is not in the roster of {len(roster.members)} nodes"
             )
+        listen = settings.listen
+        if security.local and listen is not None and not listen.is_local:
+            raise ConfigurationError(
+                f"node {hello.index} has a Unix socket for an address and knows no certificates, "
+                f"but is to listen at {listen}, where anyone could pass for any node: leave out "
+                "peer-listen, or give the node a host and a port, and certificates"
+            )
         elsewhere = [m.index for m in roster.members if m.address and not m.address.is_local]
         if security.local and elsewhere:
             raise ConfigurationError(

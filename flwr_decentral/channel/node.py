@@ -153,6 +153,7 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Say how it goes, as plain values."""
         return {
+            "run": self.order.run,
             "index": self.order.index,
             "epoch": self.order.epoch,
             "algorithm": str(self._pump.algorithm),

@@ -116,6 +116,7 @@ class Sidecar:
         self._lease = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._kept: dict[str, Start] = {}
+        self._superseded: dict[str, str] = {}
         self._left: tuple[str, Start] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -247,14 +248,22 @@ class Sidecar:
     ) -> dict[str, Any]:
         """Begin a segment."""
         node = self._node
+        if (name := self._superseded.get(order.run)) is not None:
+            raise RuntimeFault(
+                f"another run with resume = {name!r} has taken this node over, so run {order.run} "
+                "cannot go on"
+            )
         if node is not None and node.order.run != order.run:
             left = self._lease - self._clock()
-            heir = order.resume and order.resume == node.order.resume and not node.is_attended
+            heir = self._inherits(order, node)
             if left > 0 and node.error is None and not heir:
                 raise RuntimeFault(
                     f"this node takes part in run {node.order.run}, whose lease lasts for another "
                     f"{left:.0f} s; run {order.run} is refused until then"
                 )
+            if heir:
+                _check_kept(order, node.order.layout)
+                self._superseded[node.order.run] = order.resume
             await self._let_go()
             node = None
         if node is not None and (node.error is not None or blobs):
@@ -282,18 +291,17 @@ class Sidecar:
         node.train(order)
         return {"do": "accepted", "handoff": node.handoff}
 
+    def _inherits(self, order: Order, node: Node) -> bool:
+        """Tell whether a run may take the node over from one that keeps the same name."""
+        return bool(order.resume) and order.resume == node.order.resume and not node.is_attended
+
     def _start_of(self, order: Order, blobs: Sequence[bytes]) -> Start | None:
         """Find what the node begins with: what an earlier run has left, or what came along."""
         if not blobs and self._left is not None and self._left[0] == order.run:
             return self._left[1]
         kept = self._kept.get(order.resume) if order.resume else None
         if kept is not None:
-            if kept.layout.hash != order.layout:
-                raise ConfigurationError(
-                    f"the model kept as {order.resume!r} has another layout "
-                    f"({kept.layout.hash}) than this run's ({order.layout}): choose another name "
-                    "for resume"
-                )
+            _check_kept(order, kept.layout.hash)
             return kept
         if len(blobs) != 3:
             return None
@@ -342,6 +350,15 @@ class Sidecar:
         if node.order.resume:
             self._kept[node.order.resume] = replace(start, rounds=0, resumed=True)
         await node.close()
+
+
+def _check_kept(order: Order, layout: str) -> None:
+    """Refuse a run that would resume with a model of another layout."""
+    if layout != order.layout:
+        raise ConfigurationError(
+            f"the model kept as {order.resume!r} has another layout ({layout}) than this run's "
+            f"({order.layout}): choose another name for resume"
+        )
 
 
 def run_sidecar(options: Options) -> None:

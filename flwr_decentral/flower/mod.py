@@ -35,7 +35,7 @@ from flwr_decentral.localsocket import Connection, Frame
 
 from .calls import Call, CallNext, Slot, Task, restore, run_seeded, train
 from .control import CONTROL, PROTOCOL, Job, dump_facts
-from .peer import be_local, evaluate_own, fetch, peer_facts, release, segment
+from .peer import evaluate_own, fetch, local_peer, peer_facts, release, segment
 from .records import (
     decode,
     encode,
@@ -70,10 +70,9 @@ def decentral_mod(msg: Message, context: Context, call_next: CallNext) -> Messag
             f"the ServerApp speaks version {control['protocol']!r} of our protocol, this ClientApp "
             f"version {PROTOCOL}: install one version of flwr-decentral on both sides"
         )
-    if sockets := str(control.get("sockets", "")):
-        be_local(context.node_config, sockets)
     config = _user_config(msg, control)
-    content = _ACTIONS[str(control["do"])](Call(msg, context, call_next), control, config)
+    with local_peer(context.node_config, str(control.get("sockets", ""))):
+        content = _ACTIONS[str(control["do"])](Call(msg, context, call_next), control, config)
     return Message(content, reply_to=msg)
 
 

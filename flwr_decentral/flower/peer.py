@@ -24,8 +24,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from logging import INFO
+from collections.abc import Iterator, Mapping, Sequence
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -58,18 +58,29 @@ def has_peer(node_config: Mapping[str, Any]) -> bool:
     return any(f"peer-{key}" in node_config for key in _KEYS)
 
 
-def be_local(node_config: dict[str, Any], run: str) -> None:
-    """Let a virtual node have a sidecar: write a Unix socket into its node config.
+@contextlib.contextmanager
+def local_peer(node_config: dict[str, Any], run: str) -> Iterator[None]:
+    """Let a virtual node have a sidecar for one message: a Unix socket stands in its node config.
+
+    Flower keeps the node config for the messages to come, of other runs too, so it is taken out
+    again.
 
     Parameters
     ----------
     node_config : dict
         The node's.
     run : str
-        What tells the sockets of this run from those of others.
+        What tells the sockets of this run from those of others; empty for no sidecar.
     """
+    if not run:
+        yield
+        return
     name = f"flwr-decentral-peer-{os.getuid()}-{run}-{node_config['partition-id']}"
     node_config["peer-address"] = f"unix:{_socket_address(name)}"
+    try:
+        yield
+    finally:
+        del node_config["peer-address"]
 
 
 def peer_facts(node_config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -89,19 +100,24 @@ def peer_facts(node_config: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"error": str(error)}
 
 
+def _place(node_config: Mapping[str, Any]) -> str:
+    """Tell where the sidecar listens, if there is one."""
+    socket = str(node_config.get("peer-socket", ""))
+    return socket or own_socket(sidecar_arguments(node_config))
+
+
 def _find(node_config: Mapping[str, Any]) -> str:
     """Tell where the sidecar listens; start it unless it runs, or is an operator's."""
-    if socket := str(node_config.get("peer-socket", "")):
-        return socket
-    arguments = sidecar_arguments(node_config)
-    address = own_socket(arguments)
+    address = _place(node_config)
+    if "peer-socket" in node_config:
+        return address
     with contextlib.suppress(NoSidecar), connect(address, patience=0.0):
         return address
     log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
     command = [
         *(sys.executable, "-m", "flwr_decentral.cli"),
         *("sidecar", "--own", "--socket", address),
-        *arguments,
+        *sidecar_arguments(node_config),
     ]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     # A session of its own, and nobody who waits for it: it has to outlive this process.
@@ -227,11 +243,13 @@ def _train(
 
 def evaluate_own(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     """Evaluate the model that the sidecar holds; release it after that if this was the last."""
-    try:
-        return _evaluate(call, control, config)
-    finally:
-        if control["release"]:
-            release(call, control, {})
+    content = _evaluate(call, control, config)
+    if control["release"]:
+        try:
+            content.update(release(call, control, {}))
+        except DecentralError as error:  # which is no reason to lose the evaluation
+            log(WARNING, "The sidecar does not know that its run has ended: %s", error)
+    return content
 
 
 def _evaluate(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
@@ -263,9 +281,11 @@ def fetch(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> Rec
 
 
 def release(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
-    """Tell the sidecar that the run has ended."""
+    """Tell the sidecar that the run has ended; one that has ended itself need not be told."""
     del config
-    ask(_find(call.context.node_config), "release", patience=0.0, run=str(control["run"]))
+    with contextlib.suppress(NoSidecar):
+        place = _place(call.context.node_config)
+        ask(place, "release", patience=0.0, run=str(control["run"]))
     return RecordDict({CONTROL: ConfigRecord({"released": True})})
 
 

@@ -28,7 +28,7 @@ from flwr.common.logger import log
 
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Roster as PeerRoster
-from flwr_decentral.core import RuntimeFault
+from flwr_decentral.core import ConfigurationError, RuntimeFault
 from flwr_decentral.core.seeds import RUN
 from flwr_decentral.report.results import Evaluation
 from flwr_decentral.sim.measures import average_model
@@ -348,13 +348,18 @@ class RealTime:
         if not away:
             return
         taken = {seat.node_id for seat in self.seats}
-        for node_id, facts in newcomers(self.meter, taken, _MARGIN):
-            seat = away.pop(facts["node"], None)
+        for node_id, facts in newcomers(self.meter, taken, _MARGIN, self.sockets):
+            seat = away.get(facts["node"])
             if seat is None:
                 log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
                 continue
             records = self.peers.records()
-            records[seat.index] = peer_record(seat.index, facts.get("peer"))
+            try:
+                records[seat.index] = peer_record(seat.index, facts.get("peer"))
+            except ConfigurationError as error:  # it is asked again after the next segment
+                log(WARNING, "Node %d stays away for now: %s", seat.index, error)
+                continue
+            del away[seat.index]
             if records != self.peers.records():
                 self.peers = PeerRoster.from_records(records, self.peers.edges)
                 self.epoch += 1
@@ -371,7 +376,7 @@ class RealTime:
         # A message less for each node: Flower starts a process for each message.
         last = last and not self.mission.settings.fetch_average
         for seat, content in self._evaluations(seats, "evaluate-own", last):
-            seat.released = last
+            seat.released = CONTROL in content and "released" in content[CONTROL]
             if error := reported_error(content):
                 log(WARNING, "Evaluation failed on node %d:\n%s", seat.index, error)
             else:

@@ -143,7 +143,7 @@ def call_roll(
 
 
 def newcomers(
-    grid: GridMeter, known: Collection[int | None], patience: float
+    grid: GridMeter, known: Collection[int | None], patience: float, sockets: str = ""
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Ask nodes that have registered since who they are; those that do not answer are left out.
 
@@ -157,7 +157,8 @@ def newcomers(
     for node_id in grid.node_ids():
         if node_id not in known:
             try:
-                yield node_id, _ask(grid, [node_id], time.monotonic() + patience)[node_id]
+                deadline = time.monotonic() + patience
+                yield node_id, _ask(grid, [node_id], deadline, sockets=sockets)[node_id]
             except (ConfigurationError, RuntimeFault) as error:
                 log(WARNING, "Flower node %d is left out: %s", node_id, error)
 

@@ -108,3 +108,9 @@ def test_sockets_of_this_machine_and_of_others_do_not_mix(roster, passports):
         network(roster, 0, passports.good[0].security)
     with pytest.raises(ConfigurationError, match="need neither certificates nor insecure"):
         Security(local=True, insecure=True)
+
+
+def test_no_port_is_opened_for_a_node_that_knows_no_certificates(roster):
+    settings = Settings(limit=LIMIT, timing=BRISK, listen=Address("0.0.0.0", 48200))
+    with pytest.raises(ConfigurationError, match=r"listen at 0.0.0.0:48200, where anyone could"):
+        Network(roster, hello(0), LOCAL, settings, np.random.default_rng(0))

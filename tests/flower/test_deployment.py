@@ -62,13 +62,17 @@ def test_four_supernodes_reach_what_virtual_time_predicts():
 
 
 def test_ctrl_c_ends_all_of_it():
-    with subprocess.Popen(
-        [sys.executable, str(TOOL), "--nodes", "1"], stdout=subprocess.PIPE, text=True
-    ) as tool:
+    command = [sys.executable, str(TOOL), "--nodes", "1"]
+    tool = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
         home = Path(re.search(r"everything is in (/\S+);", tool.stdout.readline())[1])
         assert len(processes_of(home)) >= 3, "a SuperLink, a SuperNode and a sidecar"
         tool.send_signal(signal.SIGINT)
         assert tool.wait(60) == 130
+    finally:
+        tool.kill()
+        tool.wait(20)
+        tool.stdout.close()
     assert not processes_of(home)
     assert not home.exists()
 
