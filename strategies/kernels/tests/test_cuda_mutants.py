@@ -58,13 +58,24 @@ def driver(tmp_path_factory):
     return build.build_driver(tmp_path_factory.mktemp("mock_driver"))
 
 
-def verdict(folder, driver, text, check):
-    """Run a check on a version of the kernels."""
+def built(folder, driver, text):
+    """Build a version of the kernels."""
     from .emulator import build
 
     kernels = folder / "kernels.cu"
     kernels.write_text(text)
-    library = build.build(folder, driver, kernels)
+    return build.build(folder, driver, kernels)
+
+
+@pytest.fixture(scope="session")
+def unchanged(driver, tmp_path_factory):
+    from .emulator import build
+
+    return built(tmp_path_factory.mktemp("unchanged"), driver, build.KERNELS.read_text())
+
+
+def verdict(library, check):
+    """Run a check on what was built."""
     file = Path(__file__).with_name("test_cuda_bits.py")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "slow", "-p", "no:cacheprovider"]
     return subprocess.run(
@@ -83,14 +94,13 @@ def test_a_mutant_is_noticed(name, driver, tmp_path):
     old, new, check = MUTANTS[name]
     text = build.KERNELS.read_text()
     assert text.count(old) >= 1, "the kernels have changed: write the mutant anew"
-    done = verdict(tmp_path, driver, text.replace(old, new), check)
+    done = verdict(built(tmp_path, driver, text.replace(old, new)), check)
     # 1 is a failed test; below zero a signal has ended the process. Others are no verdict.
     assert done.returncode == 1 or done.returncode < 0, f"{name} survives\n{done.stdout}"
 
 
-def test_the_kernels_themselves_pass(driver, tmp_path):
-    from .emulator import build
-
-    done = verdict(tmp_path, driver, build.KERNELS.read_text(), "average")
+@pytest.mark.parametrize("check", sorted({check for _, _, check in MUTANTS.values()}))
+def test_the_kernels_themselves_pass(check, unchanged):
+    done = verdict(unchanged, check)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
