@@ -31,11 +31,11 @@ GOODBYE     nothing; I leave and close
 ==========  ==================================================================================
 
 A payload travels in one of the forms of :mod:`flwr_decentral.ops.codecs`, 1 MiB at most in one
-body, and is received straight into its array. Between two bodies others may come, of ACK, PING and
-the like; messages do not overlap. What is not as written here is refused with a
+body; float32 is received straight into its array. Between two bodies others may come, of ACK, PING
+and the like; messages do not overlap. What is not as written here is refused with a
 :class:`~flwr_decentral.channel.refusals.Refusal`, and the link ends: nothing is skipped over,
 nothing is guessed. The memory that a peer can claim is one payload of the longest length that the
-run allows.
+run allows, and, in a shorter form, the bytes that it came in.
 """
 
 from __future__ import annotations

@@ -218,6 +218,11 @@ class MessageHead:
             If a peer would refuse it.
         """
         length = None if message.payload is None else len(message.payload)
+        if message.wire not in WIRES:
+            raise AlgorithmError(
+                f"a {message.kind!r} message has the form {message.wire!r} on the wire; there are "
+                f"{', '.join(WIRES)}"
+            )
         if _SCALAR * (length or 0) > limit:
             raise AlgorithmError(
                 f"a {message.kind!r} message has a payload of {length} values; in this run the "

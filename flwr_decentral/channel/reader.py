@@ -211,9 +211,7 @@ class FrameReader:
             try:
                 self._incoming = _Incoming(head)
             except MemoryError:
-                raise Refusal(
-                    Reason.MEMORY, f"there is no memory for a payload of {head.nbytes} bytes"
-                ) from None
+                raise _no_memory(head) from None
         elif self._incoming is None or raw or not prefix.body:
             raise Refusal(Reason.FRAME, "there is nothing to go on with")
         missing = self._incoming.missing
@@ -252,7 +250,11 @@ class FrameReader:
                 self._verify(prefix.check)
             if not self._incoming.missing:
                 incoming, self._incoming = self._incoming, None
-                yield incoming.message()
+                try:
+                    message = incoming.message()
+                except MemoryError:
+                    raise _no_memory(incoming.head) from None
+                yield message
             return
         yield self._item(prefix.kind, self._head)
 
@@ -281,3 +283,7 @@ class FrameReader:
     def _verify(self, check: int) -> None:
         if check != self._check:
             raise Refusal(Reason.CHECKSUM, "a frame's checksum does not fit; use TLS")
+
+
+def _no_memory(head: MessageHead) -> Refusal:
+    return Refusal(Reason.MEMORY, f"there is no memory for a payload of {head.length} values")

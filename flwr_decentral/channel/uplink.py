@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from flwr_decentral.core import SECOND, AlgorithmError, Message
+from flwr_decentral.core import SECOND, AlgorithmError, Message, Vector, Wire, wire_bytes
 from flwr_decentral.ops.codecs import encode
 
 from .frames import MOST_BODY
@@ -30,7 +32,29 @@ from .heads import MessageHead
 WINDOW: Final = 1 << 20
 _LEAST_PIECE: Final = 1 << 14
 _PIECES_A_SECOND: Final = 10
-_NOTHING: Final = memoryview(b"")
+
+
+class Written:
+    """A payload as the bytes that it travels in.
+
+    Parameters
+    ----------
+    payload : ndarray of float32, shape (any,), optional
+        The values. As long as this object lives, so do they.
+    wire : {"float32", "bfloat16", "float16", "int8"}
+        The form.
+    """
+
+    def __init__(self, payload: Vector | None, wire: Wire) -> None:
+        self.payload, self._wire = payload, wire
+        self.nbytes = 0 if payload is None else wire_bytes(len(payload), wire)
+
+    @cached_property
+    def data(self) -> memoryview:
+        """The bytes. Not before they are asked for: what waits may be dropped."""
+        if self.payload is None or not self.nbytes:
+            return memoryview(b"")
+        return memoryview(encode(self.payload, self._wire).data)
 
 
 @dataclass
@@ -45,21 +69,28 @@ class Parcel:
         What it is.
     head : bytes
         What its first frame says.
-    length : int
-        How many bytes its payload has on the wire.
     sent : int
         How many of them have been handed to the link.
-    body : memoryview
-        The bytes of its payload, from when it is begun.
+    payload : Written
+        Its payload, which messages to several neighbors share.
     """
 
     number: int
     message: Message
     head: bytes
-    length: int
+    payload: Written
     sent: int = 0
     begun: bool = False
-    body: memoryview = _NOTHING
+
+    @property
+    def length(self) -> int:
+        """Bytes of the payload."""
+        return self.payload.nbytes
+
+    @property
+    def body(self) -> memoryview:
+        """The bytes of the payload."""
+        return self.payload.data
 
     @property
     def size(self) -> int:
@@ -127,6 +158,7 @@ class Uplink:
         self._bps = bps
         self._lanes: dict[int, _Lane] = {}
         self._number = 0
+        self._written: WeakValueDictionary[tuple[int, Wire], Written] = WeakValueDictionary()
         self.free_at = 0
         self._piece = MOST_BODY
         if bps is not None:
@@ -170,9 +202,16 @@ class Uplink:
         _check_payload(message)
         head = MessageHead.of(message, self._limit)
         self._number += 1
-        parcel = Parcel(self._number, message, head.encode(), head.nbytes)
+        parcel = Parcel(self._number, message, head.encode(), self._write(message))
         self._lanes[to].waiting.append(parcel)
         return True
+
+    def _write(self, message: Message) -> Written:
+        key = id(message.payload), message.wire
+        written = self._written.get(key)
+        if written is None:
+            written = self._written[key] = Written(message.payload, message.wire)
+        return written
 
     def drop(self, to: int | None = None) -> list[Message]:
         """Take messages that have not been begun off the queue, in its order."""
@@ -220,8 +259,7 @@ class Uplink:
         lane = self._lanes[to]
         parcel = lane.waiting[0]
         if not parcel.begun:
-            # Not before: what waits may be dropped, and a short form is memory of its own.
-            parcel.begun, parcel.body = True, _body(parcel.message)
+            parcel.begun = True
             lane.unacknowledged.append(parcel.size)
             lane.in_flight += parcel.size
         start = parcel.sent
@@ -232,13 +270,6 @@ class Uplink:
         if self._bps is not None:
             self.free_at = max(self.free_at, now) + round(8 * piece.size * SECOND / self._bps)
         return piece
-
-
-def _body(message: Message) -> memoryview:
-    payload = message.payload
-    if payload is None or not payload.size:
-        return _NOTHING
-    return memoryview(encode(payload, message.wire).data)
 
 
 def _check_payload(message: Message) -> None:

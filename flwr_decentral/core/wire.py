@@ -7,7 +7,7 @@ changes nothing, so the sender and the receiver hold the same vector.
 =========  =====================================================================================
 float32    4 bytes a value: nothing is rounded
 bfloat16   2 bytes: float32's range, 8 significant bits, to the nearest, ties to even
-float16    2 bytes: IEEE half precision, 11 significant bits; above 65,504 it is infinite
+float16    2 bytes: IEEE half precision, 11 significant bits; from 65,520 on it is infinite
 int8       1 byte, and 4 bytes for each block of 256 values: see :mod:`flwr_decentral.ops.codecs`
 =========  =====================================================================================
 """
@@ -21,12 +21,18 @@ from .errors import ConfigurationError, suggest
 Wire: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 
 WIRES: Final[tuple[Wire, ...]] = get_args(Wire)
+_SCALAR: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 BLOCK: Final = 256
 """Values that share a scale in the int8 form."""
 
 
 def wire_bytes(length: int, wire: Wire) -> int:
     """Count the bytes of ``length`` values on the wire.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such form.
 
     Examples
     --------
@@ -35,7 +41,11 @@ def wire_bytes(length: int, wire: Wire) -> int:
     """
     if wire == "int8":
         return length + 4 * -(-length // BLOCK)
-    return length * (4 if wire == "float32" else 2)
+    try:
+        return length * _SCALAR[wire]
+    except KeyError:
+        check_wire(wire)
+        raise
 
 
 def check_wire(wire: str) -> None:

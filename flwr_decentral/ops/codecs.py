@@ -27,13 +27,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_decentral.core.wire import BLOCK, Wire, check_wire
+from flwr_decentral.core.wire import BLOCK, Wire, check_wire, wire_bytes
 
 from .checks import check_bytes, check_vectors
 from .contract import Bytes, Vector
 
 __all__ = ["decode", "encode", "rounded"]
 
+_PART: Final = 256 * BLOCK
 _LARGEST: Final = np.float32(127)
 _LEAST: Final = np.float32(2.0**-100)
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
@@ -102,15 +103,22 @@ def decode(data: Bytes, wire: Wire, length: int) -> Vector:
         If data are no bytes, or not as many as ``wire_bytes(length, wire)``.
     """
     check_bytes(data, wire, length)
-    match wire:
-        case "float32":
-            return _decode_float32(data)
-        case "bfloat16":
-            return _decode_bfloat16(data)
-        case "float16":
-            return _decode_float16(data)
-        case "int8":
-            return _decode_int8(data, length)
+    if wire == "float32":
+        return _decode_float32(data)
+    x = np.empty(length, np.float32)
+    scales = wire_bytes(length, wire) - length
+    # In parts: what a peer has sent must not cost many times its length, whatever it holds.
+    for start in range(0, length, _PART):
+        stop = min(start + _PART, length)
+        match wire:
+            case "bfloat16":
+                x[start:stop] = _decode_bfloat16(data[2 * start : 2 * stop])
+            case "float16":
+                x[start:stop] = _decode_float16(data[2 * start : 2 * stop])
+            case "int8":
+                of_part = data[4 * start // BLOCK : 4 * _blocks(stop)]
+                x[start:stop] = _decode_int8(of_part, data[scales + start : scales + stop])
+    return x
 
 
 def rounded(x: Vector, wire: Wire) -> Vector:
@@ -190,12 +198,10 @@ def _encode_int8(x: Vector) -> Bytes:
     return np.concatenate([_bytes(np.where(broken, _QUIET, bits)), codes.view(np.uint8)])
 
 
-def _decode_int8(data: Bytes, length: int) -> Vector:
-    cut = 4 * _blocks(length)
-    scale = _values(data[:cut], "u4").view(np.float32)
-    codes = data[cut:].view(np.int8).astype(np.float32)
+def _decode_int8(scales: Bytes, codes: Bytes) -> Vector:
+    scale = _values(scales, "u4").view(np.float32)
     with np.errstate(all="ignore"):  # the scales are the sender's
-        return codes * np.repeat(scale, BLOCK)[:length]
+        return codes.view(np.int8).astype(np.float32) * np.repeat(scale, BLOCK)[: len(codes)]
 
 
 def _blocks(length: int) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from flwr_decentral.channel.uplink import WINDOW, Piece, Uplink
 from flwr_decentral.core import MILLISECOND, SECOND, AlgorithmError, Message
+from flwr_decentral.ops import codecs
 
 from .loopback import model
 
@@ -177,6 +178,32 @@ def test_a_fast_cap_cuts_larger_pieces_and_idle_time_is_not_saved_up():
 def test_a_payload_that_is_no_row_of_float32_is_refused(payload):
     with pytest.raises(AlgorithmError, match="one contiguous row of float32"):
         uplink(1).put(1, Message(kind="m", step=0, payload=payload))
+
+
+def test_an_unknown_form_is_refused():
+    message = Message(kind="m", step=0, payload=np.zeros(4, np.float32), wire="bf16")
+    with pytest.raises(AlgorithmError, match="the form 'bf16' on the wire; there are float32, "):
+        uplink(1).put(1, message)
+
+
+def test_a_shorter_form_is_written_once_for_all_neighbors_and_not_before_it_is_sent(monkeypatch):
+    written = []
+
+    def write(payload, wire):
+        written.append(wire)
+        return codecs.encode(payload, wire)
+
+    monkeypatch.setattr("flwr_decentral.channel.uplink.encode", write)
+    payload = codecs.rounded(np.linspace(-1, 1, 300, dtype=np.float32), "int8")
+    link = uplink(0, 1, 2)
+    for peer in range(3):
+        assert link.put(peer, Message(kind="m", step=1, payload=payload, wire="int8"))
+    assert not written
+    pieces = take(link)
+    assert [bytes(piece.parcel.body) for piece in pieces] == [
+        codecs.encode(payload, "int8").tobytes()
+    ] * 3
+    assert written == ["int8"]
 
 
 ACTIONS = st.lists(

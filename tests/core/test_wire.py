@@ -27,5 +27,6 @@ def test_sizes(wire, length, nbytes):
 def test_an_unknown_form_is_refused_with_the_nearest_one():
     for wire in WIRES:
         check_wire(wire)
-    with pytest.raises(ConfigurationError, match="bfloat16"):
-        check_wire("bfloat")
+    for call in (lambda: check_wire("bfloat"), lambda: wire_bytes(3, "bfloat")):
+        with pytest.raises(ConfigurationError, match="bfloat16"):
+            call()

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -236,6 +237,31 @@ def test_no_wire_hides_a_value_that_is_not_finite(wire, bad):
     x = tame(5, 600)
     x[300] = bad
     assert not np.isfinite(decode(encode(x, wire), wire, 600)[300])
+
+
+@pytest.mark.parametrize("wire", WIRES[1:])
+def test_reading_takes_little_memory_whatever_came(wire):
+    """A part of it at a time, beside the vector itself: all ones are NaN, the dearest there is."""
+    length = 1_000_000
+    data = np.full(wire_bytes(length, wire), 0xFF, np.uint8)
+    tracemalloc.start()
+    try:
+        x = decode(data, wire, length)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.isnan(x).all()
+    assert peak < x.nbytes + 4_000_000
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("length", [65_535, 65_536, 65_537, 131_073])
+def test_long_vectors_are_read_like_short_ones(wire, length):
+    x = tame(7, length)
+    back = decode(encode(x, wire), wire, length)
+    for start in range(0, length, BLOCK):
+        part = x[start : start + BLOCK].copy()
+        assert bits(back[start : start + BLOCK]) == bits(rounded(part, wire))
 
 
 def test_an_unknown_wire_is_refused():

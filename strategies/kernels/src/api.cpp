@@ -2,6 +2,9 @@
 
 #include "flwr_decentral_kernels.h"
 
+#ifdef FDK_X86_UNITS
+#include <cpuid.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,9 +29,18 @@ const int64_t LONGEST = INT64_MAX / 16;
 int32_t usable() {
 #ifdef FDK_X86_UNITS
   __builtin_cpu_init();
-  const bool v2 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
-  const bool v3 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  // All that -march lets the compiler use; not every compiler has names for the last ones.
+  uint32_t rest, features = 0, more = 0;
+  __get_cpuid(1, &rest, &rest, &features, &rest);
+  __get_cpuid(0x80000001, &rest, &rest, &more, &rest);
+  const bool v2 = __builtin_cpu_supports("sse3") && __builtin_cpu_supports("ssse3") &&
+                  __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2") &&
+                  __builtin_cpu_supports("popcnt") && features & bit_CMPXCHG16B &&
+                  more & bit_LAHF_LM;
+  const bool v3 = v2 && __builtin_cpu_supports("avx") && __builtin_cpu_supports("avx2") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                  __builtin_cpu_supports("fma") && features & bit_F16C &&
+                  features & bit_MOVBE && more & bit_LZCNT;
   return 1 << 1 | v2 << 2 | v3 << 3;
 #else
   return 1 << 1;

@@ -81,6 +81,18 @@ class TestEach(BackendConformance):
         backend._pool.look()
 
 
+def test_an_instruction_set_is_used_where_all_of_it_is_there():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        pytest.skip("nothing says what this processor has")
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    v2 = {"pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm"}
+    v3 = v2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+    known = [name for name, all_of_it in (("v2", v2), ("v3", v3)) if all_of_it <= flags]
+    assert [isa.removeprefix("x86-64-") for isa in ISAS[1:]] == known
+
+
 @pytest.mark.parametrize("threads", [2, 3, 64])
 def test_threads_do_not_change_a_bit(threads):
     x, y, z = draw(1, 3, 70_001)
