@@ -51,7 +51,15 @@ $(STAMP): pyproject.toml Makefile $(STRATEGIES:%=%/pyproject.toml)
 
 # Compiled, where there is a compiler; `flwr-decentral doctor` says whether. CMake comes by itself.
 $(VENV)/.kernels: $(STAMP) $(shell find $(KERNELS)/src -type f) $(KERNELS)/CMakeLists.txt $(KERNELS)/pyproject.toml
+	@# What was compiled before must not stand in for what no longer compiles.
+	@rm -f $(KERNELS)/*/*.so $(KERNELS)/*/*.fatbin
 	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check --no-deps -e $(KERNELS)
+	@set -- $(KERNELS)/*/*.so; test -e "$$1" || for name in $${CXX-c++ g++ clang++}; do \
+	  if command -v "$$name" >/dev/null; then \
+	    echo "$$name is there, but the kernels did not compile. What it says is shown by" \
+	      "$(BIN)/python -m pip install -v --no-deps -e $(KERNELS);" \
+	      "make install CXX= does without them" >&2; exit 1; \
+	  fi; done
 	@touch $@
 
 demo: $(READY) ## run the digits app with several algorithms and compare them

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from click import ClickException
 from flwr.common.config import parse_config_args
 
-from flwr_decentral.core import DecentralError
+from flwr_decentral.core import ConfigurationError, DecentralError
 from flwr_decentral.plugins import installed
 from flwr_decentral.report.results import RunResult
 from flwr_decentral.testing.deployment import Deployment
@@ -156,7 +157,12 @@ def compare(options: argparse.Namespace) -> list[Pair]:
 
 def run_configs(options: argparse.Namespace) -> list[Config]:
     """Write the run config of each run down."""
-    given = parse_config_args([options.run_config])
+    try:
+        given = parse_config_args([options.run_config])
+    except ClickException as error:
+        raise ConfigurationError(
+            f"--run-config {options.run_config!r} cannot be read: {error.message}"
+        ) from error
     if options.algorithms is None:
         return [given]
     names = sorted(installed()) if options.algorithms == ["all"] else options.algorithms
@@ -177,13 +183,24 @@ def run(superlink: SuperLink, app: Path, config: Config, **options: int) -> tupl
     if not outcome.completed:
         why = outcome.details or "its log is above"
         raise SuperLinkError(f"the run is {outcome.status}: {why}")
-    (path,) = Path(folder).glob("*.json")
+    found = list(Path(folder).glob("*.json"))
+    if len(found) != 1:
+        raise SuperLinkError(
+            f"the run has written {len(found)} results, not one: the app has to call "
+            "decentral(...) once, with the run config"
+        )
+    (path,) = found
     return RunResult.from_json(path.read_text(encoding="utf-8")), outcome.seconds
 
 
 def accuracy(result: RunResult) -> float:
     """Return the mean accuracy of the nodes at the end."""
-    return result.evaluations[-1].metrics["accuracy"].mean
+    metrics = result.evaluations[-1].metrics if result.evaluations else {}
+    if "accuracy" not in metrics:
+        raise SuperLinkError(
+            f"the app's evaluate function returns no 'accuracy', but {sorted(metrics)}"
+        )
+    return metrics["accuracy"].mean
 
 
 def announce(superlink: SuperLink, what: str) -> None:
