@@ -130,6 +130,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @needs_memory_files
 def test_the_arena_of_a_dead_process_cannot_be_opened():
     path, token = run_python(CREATOR).stdout.split()
@@ -137,6 +138,7 @@ def test_the_arena_of_a_dead_process_cannot_be_opened():
         Arena.attach(ArenaRef(path, token))
 
 
+@pytest.mark.slow
 @needs_memory_files
 def test_what_a_process_has_mapped_outlives_the_creator():
     with subprocess.Popen(
@@ -346,6 +348,7 @@ def elsewhere(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_elsewhere_an_arena_is_a_file_that_is_removed(elsewhere):
     arena = Arena.create(2, 1 << 19)
     path = Path(arena.ref.path)

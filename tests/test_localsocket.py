@@ -22,6 +22,7 @@ HEADERS = st.dictionaries(st.text(max_size=5).filter(lambda key: key != "lengths
 FRAMES = st.lists(st.tuples(HEADERS, st.lists(st.binary(max_size=30), max_size=3)), max_size=4)
 
 
+@pytest.mark.slow
 @given(FRAMES, st.data())
 def test_any_chunking_gives_the_same_frames(frames, data):
     stream = b"".join(encode_frame(header, blobs) for header, blobs in frames)

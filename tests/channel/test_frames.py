@@ -158,6 +158,7 @@ def test_frames_of_any_type_with_any_content_are_refused_or_read(kind, head, bod
         assert refusal.reason in Reason
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=3), st.data())
 def test_no_change_of_a_plaintext_stream_goes_unnoticed(items, data):

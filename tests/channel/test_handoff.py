@@ -343,6 +343,7 @@ sys.stdin.readline()  # both wait; the child also once its parent is dead
 """
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_trainers_children_do_not_hide_its_death():
     async with sidecar() as side:
@@ -393,6 +394,7 @@ async def test_a_trainer_notices_that_the_sidecar_was_killed():
             await in_thread(lambda: Attachment(address, {}, patience=0.0))
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_trainer_that_waits_notices_that_the_sidecar_was_killed():
     async with asyncio.timeout(DEADLINE_S):

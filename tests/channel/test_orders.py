@@ -112,6 +112,7 @@ def test_what_is_no_order_is_refused(text, complaint):
         Order.from_json(text)
 
 
+@pytest.mark.slow
 @given(st.text() | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
 def test_nothing_else_gets_through(text):
     with pytest.raises(ConfigurationError):

@@ -90,6 +90,7 @@ def test_node_seeds_are_the_run_seeds_of_one_node():
     assert first(seeds.of(4).generator("queue")) == first(seeds.generator(4, "queue"))
 
 
+@pytest.mark.slow
 def test_streams_are_the_same_in_another_process():
     code = (
         "from flwr_decentral.core import Seeds\n"

@@ -187,6 +187,7 @@ def test_drawing_is_bounded_and_says_what_to_do():
         build("random-regular(degree=1)", 6)
 
 
+@pytest.mark.slow
 def test_topologies_are_the_same_in_another_process():
     specs = ["random-regular", "erdos-renyi", "small-world", "davis-southern-women", "torus"]
     code = (
@@ -368,6 +369,7 @@ def test_files_in_every_form(tmp_path, file, text):
     assert edges(build(by_path.graph["name"], 4)) == SQUARE
 
 
+@pytest.mark.slow
 def test_what_networkx_writes_can_be_read(tmp_path):
     graph = build("random-regular", 16)
     nx.write_edgelist(graph, tmp_path / "a.edgelist")

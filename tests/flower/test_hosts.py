@@ -157,6 +157,7 @@ def test_dead_actors_change_nothing_whatever_they_swallow(
     assert "Lost the evaluation" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_no_actor_is_left(dispatch, monkeypatch):
     monkeypatch.setattr(module, "NOBODY", 0.1)
     monkeypatch.setattr(packed, "NOBODY", 0.1)

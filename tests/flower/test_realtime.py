@@ -36,6 +36,7 @@ class Play:
     orders: defaultdict[int, list[Order]] = field(default_factory=lambda: defaultdict(list))
     given: Counter = field(default_factory=Counter)
     released: Counter = field(default_factory=Counter)
+    deaf: tuple[int, ...] = ()
 
     def __call__(self, msg, context, call_next):
         node = int(context.node_config["partition-id"])
@@ -99,9 +100,11 @@ class Play:
     def evaluate_own(self, node, msg, control):
         if self.failures.pop((node, -1), ""):
             return RecordDict({CONTROL: ConfigRecord({"error": "cannot"})})
-        self.released[node] += control["release"]
         metrics = MetricRecord({"num-examples": 1, "mean": float(self.models[node].mean())})
-        return RecordDict({"m": metrics})
+        content = RecordDict({"m": metrics})
+        if control["release"] and node not in self.deaf:
+            content.update(self.release(node, msg, control))
+        return content
 
     def release(self, node, msg, control):
         self.released[node] += 1
@@ -153,6 +156,13 @@ def test_a_run_of_a_lockstep_algorithm(tmp_path):
     assert json.loads(path.read_text())["status"] == "completed"
 
 
+def test_a_sidecar_that_was_not_released_with_the_last_evaluation_is_told_again():
+    play = Play(deaf=(1,))
+    result = lead(play, evaluate_every=4)
+    assert play.released == dict.fromkeys(range(NODES), 1)
+    assert None not in result.run.evaluations[-1].metrics["mean"].nodes
+
+
 def test_lockstep_goes_on_where_the_time_has_cut_it_off():
     play = Play()
 
@@ -185,6 +195,7 @@ def test_others_are_bound_by_time_and_stop_for_nobody():
     assert {order.until for order in play.orders[0]} == {4}
 
 
+@pytest.mark.slow
 def test_the_same_models_have_the_same_digest():
     first, second, third = (lead(Play(), rounds).run.digest for rounds in (2, 2, 3))
     assert first == second != third
@@ -205,6 +216,7 @@ def test_orders_say_all_that_a_sidecar_has_to_know(caplog):
     assert "Node 2 has gone on from the initial model" in caplog.text
 
 
+@pytest.mark.slow
 def test_models_are_fetched_only_if_that_is_asked_for(caplog):
     evaluated = []
 

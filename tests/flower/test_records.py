@@ -80,6 +80,7 @@ def listing(records: RecordDict):
     ]
 
 
+@pytest.mark.slow
 @given(RECORDS)
 def test_every_value_comes_back_in_its_place_and_with_its_type(records):
     assert listing(decode(encode(records))) == listing(records)

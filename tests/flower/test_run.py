@@ -107,6 +107,7 @@ def test_clients_see_the_same_with_both_dispatchers(runs):
                 }
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_run(runs, tmp_path):
     reference = runs["packed"]
     again = observe(tmp_path, workers=1)

@@ -310,6 +310,7 @@ def losses(links, src=0, count=1000) -> list[bool]:
     return [links.start(src, 0).lost for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.01, 0.3, 0.9])
 def test_messages_are_lost_at_their_rate(loss):
     count = 20_000

@@ -133,6 +133,7 @@ scenarios = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(scenarios)
 def test_toml_round_trip(scenario):

@@ -65,6 +65,7 @@ def test_the_table_has_every_algorithm_and_every_topology():
     assert set(CELLS) == {(name, family) for name in plugins.SHELF for family in FAMILIES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.SHELF)
 def test_what_the_table_says_is_what_is_said(name):
     for family in FAMILIES:

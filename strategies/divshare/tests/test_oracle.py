@@ -27,6 +27,7 @@ def academic(n, initial, train, rounds, fragment_of, sent):
     return np.stack(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["rotation", "layerwise"])
 @pytest.mark.parametrize(("n", "fragments", "degree"), [(6, 5, 2), (4, 1, 3), (5, 30, 6)])
 def test_synchronous_run_equals_the_academic_version_to_the_bit(partition, n, fragments, degree):

@@ -144,6 +144,7 @@ def descend(targets, rate):
     return lambda node, _round, model: model - rate * (model - targets[node])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "largest", "smallest", "digits"),
     [(16, 0.197123546108164, 0.006468560709749, 15), (4, 0.2673992674, 0.2197802198, 10)],

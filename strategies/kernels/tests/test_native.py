@@ -61,6 +61,7 @@ def _guarded(**options):
     return backend
 
 
+@pytest.mark.slow
 class TestBest(BackendConformance):
     @pytest.fixture(scope="class")
     @classmethod

@@ -211,6 +211,7 @@ def settled(influence):
     return done.models[:, 0]
 
 
+@pytest.mark.slow
 def test_influence_decides_whether_all_nodes_count_alike_or_all_rounds():
     # Equal weights give a slow node's model more room, by as much as it trains less often.
     np.testing.assert_allclose(settled("uniform").mean(), 6 / 4, rtol=0.1)
