@@ -27,8 +27,9 @@ from flwr.common.config import parse_config_args
 from flwr_decentral.core import ConfigurationError, DecentralError
 from flwr_decentral.plugins import installed
 from flwr_decentral.report.results import RunResult
+from flwr_decentral.testing.commands import Config
 from flwr_decentral.testing.deployment import Deployment
-from flwr_decentral.testing.superlink import Config, LocalSuperLink, SuperLink, SuperLinkError
+from flwr_decentral.testing.superlink import LocalSuperLink, SuperLink, SuperLinkError
 
 TIMEOUT = 900.0
 """Seconds for one run."""

@@ -38,7 +38,7 @@ from .fragments import (
     Rotation,
     default_granularity,
 )
-from .inbox import InboxMachine
+from .inbox import InboxMachine, check_degree
 from .layout import Layout
 from .mailbox import Letter, Mailbox
 from .message import HEADER_BYTES, Message, Vector, message_bytes
@@ -98,6 +98,7 @@ __all__ = [
     "Tree",
     "Vector",
     "Wire",
+    "check_degree",
     "check_wire",
     "default_granularity",
     "error_of",

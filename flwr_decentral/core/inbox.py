@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from .algorithm import Machine, Site
+from .algorithm import Machine, Site, Topology
 from .commands import Command, DropQueued, Report
 from .events import PeerDown, PeerUp, Stopped, TrainDone
 from .mailbox import Letter, Mailbox
 from .wire import Wire
+
+
+def check_degree(degree: int, topology: Topology, what: str) -> tuple[str, ...]:
+    """Warn where a node has fewer neighbors than it is to send ``what`` to."""
+    fewest = min((neighbors for _, neighbors in topology.degree), default=0)
+    if not 0 < fewest < degree:
+        return ()
+    return (
+        f"degree {degree} is more than some node has neighbors, {fewest}: it sends {what} to all "
+        "of those. Take a denser topology, or a smaller degree",
+    )
 
 
 class InboxMachine(Machine):

@@ -270,7 +270,7 @@ class Dispatcher(ABC):
         """
         nodes = [node for node in range(len(self.roster.node_ids)) if node not in busy]
         messages = [
-            hello(self.roster.node_ids[node], MessageType.TRAIN, bytes(_BALLAST))
+            hello(self.roster.node_ids[node], MessageType.TRAIN, ballast=bytes(_BALLAST))
             for node in nodes[: len(self.dead) + 1]
         ]
         for reply in collect(self.meter, messages, time.monotonic() + self.patience):

@@ -94,7 +94,6 @@ def facts_of(context: Context) -> dict[str, Any]:
         "host": host_identity(),
         "versions": versions,
         "threads": threads,
-        "at-once": clients_at_once(),
         "peer": peer_facts(context.node_config),
     }
 
@@ -159,8 +158,11 @@ def _user_config(msg: Message, control: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hello(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
-    del control, config
-    return RecordDict({CONTROL: ConfigRecord({"facts": dump_facts(facts_of(call.context))})})
+    del config
+    facts = facts_of(call.context)
+    if control["room"]:  # not always: it takes a request to Ray
+        facts["at-once"] = clients_at_once()
+    return RecordDict({CONTROL: ConfigRecord({"facts": dump_facts(facts)})})
 
 
 def _train_once(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:

@@ -106,7 +106,7 @@ def call_roll(
     """
     deadline = time.monotonic() + patience
     first = _wait_for_nodes(grid, 1, deadline)[:_ROLL]
-    facts = _ask(grid, first, deadline)
+    facts = _ask(grid, first, deadline, room=real_time)
     expected = facts[first[0]]["nodes"]
     if expected < 1:
         raise ConfigurationError(
@@ -128,7 +128,7 @@ def call_roll(
     if not any(peers):
         _check_hosts(facts)
         if real_time:
-            _check_room(expected, facts[node_ids[0]]["at-once"])
+            _check_room(expected, facts[first[0]]["at-once"])
             sockets = secrets.token_hex(6)
             facts = _ask(grid, node_ids, deadline, sockets=sockets)
             peers = [facts[node_id]["peer"] for node_id in node_ids]
@@ -191,22 +191,37 @@ def _wait_for_nodes(grid: GridMeter, count: int, deadline: float) -> list[int]:
     return ids
 
 
-def hello(node_id: int, message_type: str, ballast: bytes = b"", sockets: str = "") -> Message:
+def hello(
+    node_id: int,
+    message_type: str,
+    *,
+    ballast: bytes = b"",
+    sockets: str = "",
+    room: bool = False,
+) -> Message:
     """Make the message that asks a node who it is; it changes nothing there.
 
-    With ``sockets``, a virtual node has a sidecar from then on.
+    With ``sockets``, a virtual node starts a sidecar. With ``room``, it says how many clients the
+    engine runs at once.
     """
     control = ConfigRecord({"do": "hello", "protocol": PROTOCOL, "config-key": "config"})
-    control["ballast"], control["sockets"] = ballast, sockets
+    control["ballast"], control["sockets"], control["room"] = ballast, sockets, room
     return Message(RecordDict({CONTROL: control}), node_id, message_type)
 
 
 def _ask(
-    grid: GridMeter, node_ids: Sequence[int], deadline: float, sockets: str = ""
+    grid: GridMeter,
+    node_ids: Sequence[int],
+    deadline: float,
+    *,
+    sockets: str = "",
+    room: bool = False,
 ) -> dict[int, dict[str, Any]]:
     """Ask nodes who they are."""
     facts: dict[int, dict[str, Any]] = {}
-    messages = [hello(node_id, MessageType.TRAIN, sockets=sockets) for node_id in node_ids]
+    messages = [
+        hello(node_id, MessageType.TRAIN, sockets=sockets, room=room) for node_id in node_ids
+    ]
     for reply in collect(grid, messages, deadline):
         node_id = reply.metadata.src_node_id
         if reply.has_error():

@@ -43,6 +43,18 @@ def check_vectors(*vectors: Vector) -> int:
     return lengths.pop()
 
 
+def check_weights(vectors: Sequence[Any], weights: Sequence[float]) -> None:
+    """Demand at least one vector, and a weight for each.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or their numbers differ.
+    """
+    if not vectors or len(vectors) != len(weights):
+        raise ValueError(f"{len(vectors)} vectors and {len(weights)} weights do not combine")
+
+
 def check_partition(partition: Partition) -> None:
     """Demand a partition.
 

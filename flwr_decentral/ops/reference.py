@@ -26,6 +26,7 @@ from .checks import (
     check_payloads,
     check_pieces,
     check_vectors,
+    check_weights,
 )
 from .contract import Bytes, Piece, Vector
 
@@ -69,8 +70,7 @@ class Reference:
         self, vectors: Sequence[Vector], weights: Sequence[float], out: Vector | None = None
     ) -> Vector:
         """Sum weighted vectors, from the first to the last."""
-        if not vectors or len(vectors) != len(weights):
-            raise ValueError(f"{len(vectors)} vectors and {len(weights)} weights do not combine")
+        check_weights(vectors, weights)
         length = check_vectors(*vectors)
         if out is not None:
             check_out(out, length, apart_from=vectors[1:], or_the_same_as=vectors[0])

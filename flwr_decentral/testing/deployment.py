@@ -14,6 +14,7 @@ block, in the end of which nothing is left, whatever becomes of the process that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from flwr_decentral.channel.keys import (
 )
 
 from .ports import free_ports
+from .processes import family
 from .superlink import COMMAND_TIMEOUT, START_TIMEOUT, SuperLink
 
 _HOST: Final = "127.0.0.1"
@@ -79,9 +81,12 @@ class Deployment(SuperLink):
 
     def crash(self) -> None:
         """Kill the SuperLink and the ServerApps, as when their machine fails."""
-        process = self._processes.pop("superlink")
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        superlink = self._processes.pop("superlink")
+        # A SuperExec, in a session of its own, starts the ServerApps.
+        for process in family(superlink.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        superlink.wait()
 
     def restart(self) -> None:
         """Start the SuperLink again after :meth:`crash`; the SuperNodes find it by themselves."""

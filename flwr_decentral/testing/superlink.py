@@ -21,23 +21,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import ssl
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self
 
+from .commands import (
+    CommandError,
+    Config,
+    Scalar,
+    answers,
+    executable,
+    run_command,
+    write_toml,
+)
 from .keeper import END_TIMEOUT, end_processes, processes_of, start_keeper
 from .ports import free_ports
 
@@ -57,13 +60,10 @@ START_TIMEOUT: Final = 90.0
 COMMAND_TIMEOUT: Final = 60.0
 """Seconds for a ``flwr`` command that only asks the SuperLink something."""
 
+_SUPERLINK: Final = "superlink"
+
 # A Unix socket's path has at most 107 characters, of which Ray needs about 70.
 _LONGEST_RAY_FOLDER: Final = 36
-
-
-Scalar: TypeAlias = bool | int | float | str
-Config: TypeAlias = Mapping[str, Scalar]
-"""What Flower's command line takes; dotted keys for tables."""
 
 
 class SuperLinkError(RuntimeError):
@@ -146,9 +146,9 @@ class SuperLink:
         if not Path("/proc/self/environ").exists():
             raise SuperLinkError("its processes are found in /proc: this needs Linux")
         for command in ("flwr", "flower-superlink"):
-            if not _executable(command).exists():
+            if not executable(command).exists():
                 raise SuperLinkError(
-                    f"there is no {_executable(command)}: pip install 'flwr[simulation]' into the "
+                    f"there is no {executable(command)}: pip install 'flwr[simulation]' into the "
                     "environment of this Python"
                 )
         self.home = Path(tempfile.mkdtemp(prefix="flwr-")).resolve()
@@ -207,6 +207,7 @@ class SuperLink:
             If the app was refused or the timeout has passed. A run that fails raises nothing: see
             :attr:`FlowerRun.status`.
         """
+        self._check_alive()
         started = time.monotonic()
         app = Path(app).resolve()
         with tempfile.TemporaryDirectory(dir=self.home) as folder:
@@ -214,7 +215,7 @@ class SuperLink:
             # Files and not arguments: Flower splits arguments at blanks and quotes.
             for name, values in (("federation", federation), ("run", run_config)):
                 if values:
-                    arguments += [f"--{name}-config", _write_toml(values, folder, name)]
+                    arguments += [f"--{name}-config", write_toml(values, folder, name)]
             answer = self._ask(
                 ["run", str(app), *arguments], f"flwr run to submit {app.name}", min(timeout, 60.0)
             )
@@ -291,7 +292,7 @@ class SuperLink:
             if name != "RAY_ADDRESS"  # that is someone else's cluster
         }
         # Flower starts its own processes by name.
-        path = f"{_executable('flwr').parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+        path = f"{executable('flwr').parent}{os.pathsep}{inherited.get('PATH', os.defpath)}"
         own = {"FLWR_HOME": str(self.home), "PATH": path, "PYTHONUNBUFFERED": "1"}
         if len(str(self.home)) <= _LONGEST_RAY_FOLDER:
             own["RAY_TMPDIR"] = str(self.home)
@@ -305,7 +306,7 @@ class SuperLink:
         """Start a process that logs to a file of its name, and is ended with all others."""
         with (self.home / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(_executable(command)), *arguments],
+                [str(executable(command)), *arguments],
                 cwd=self.home,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
@@ -326,15 +327,21 @@ class SuperLink:
             encoding="utf-8",
         )
         options = ["--host", "127.0.0.1", "--port", str(port)]
-        self._spawn("superlink", "flower-superlink", *arguments, *options)
+        self._spawn(_SUPERLINK, "flower-superlink", *arguments, *options)
         deadline = time.monotonic() + self._start_timeout
         scheme = "http" if ca is None else "https"
-        while not _answers(f"{scheme}://127.0.0.1:{port}/health", ca):
-            if (code := self._processes["superlink"].poll()) is not None:
-                raise SuperLinkError(f"the SuperLink ended with exit code {code}{self._tail()}")
+        while not answers(f"{scheme}://127.0.0.1:{port}/health", ca):
+            self._check_alive()
             if time.monotonic() > deadline:
                 raise self._overdue("the SuperLink to answer", self._start_timeout)
             time.sleep(0.1)
+
+    def _check_alive(self) -> None:
+        """Notice a process that has ended by itself, and say what it said."""
+        for name, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                who = "the SuperLink" if name == _SUPERLINK else name
+                raise SuperLinkError(f"{who} ended with exit code {code}{self._tail(name)}")
 
     def _end(self) -> list[int]:
         """End everything, and return the ids of the processes that would not."""
@@ -384,55 +391,28 @@ class SuperLink:
         echo: Callable[[str], object] | None = None,
     ) -> str:
         """Run a ``flwr`` command within a deadline and return what it printed."""
-        overdue = threading.Event()
-        with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                [str(_executable("flwr")), *arguments],
-                cwd=self.home,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
+        try:
+            return run_command(
+                "flwr", arguments, home=self.home, environ=self.environ, timeout=timeout, echo=echo
             )
-
-            def give_up() -> None:
-                overdue.set()
-                process.kill()
-
-            timer = threading.Timer(timeout, give_up)
-            timer.daemon = True
-            timer.start()
-            try:
-                with cast(IO[bytes], process.stdout) as output:
-                    text = _read(output, echo)
-                code = process.wait()
-            finally:
-                timer.cancel()
-                process.kill()
-                process.wait()
-            if overdue.is_set():
-                raise self._overdue(what, timeout)
-            if code:
-                errors.seek(0)
-                said = errors.read().decode(errors="replace").strip() or text.strip()
-                raise SuperLinkError(
-                    f"flwr {arguments[0]} ended with exit code {code}: {said}{self._tail()}"
-                )
-        return text
+        except TimeoutError:
+            raise self._overdue(what, timeout) from None
+        except CommandError as error:
+            raise SuperLinkError(f"{error}{self._tail()}") from None
 
     def _overdue(self, what: str, timeout: float) -> SuperLinkError:
         return SuperLinkError(f"waited {timeout:.3g} s for {what}{self._tail()}")
 
-    def _tail(self, lines: int = 30) -> str:
-        """Quote the end of the SuperLink's log, without the requests it has answered."""
+    def _tail(self, name: str = _SUPERLINK, lines: int = 30) -> str:
+        """Quote the end of a process's log, without the requests it has answered."""
         try:
-            with self.log_path.open(encoding="utf-8", errors="replace") as file:
+            with (self.home / f"{name}.log").open(encoding="utf-8", errors="replace") as file:
                 last = deque((line for line in file if "[uvicorn.access]" not in line), lines)
             tail = "".join(f"\n    {line.rstrip()}" for line in last)
         except OSError:
             tail = ""
-        return f"\n  the SuperLink's log ends with:{tail or ' nothing'}"
+        whose = "the SuperLink's log" if name == _SUPERLINK else f"the log of {name}"
+        return f"\n  {whose} ends with:{tail or ' nothing'}"
 
 
 class LocalSuperLink(SuperLink):
@@ -476,48 +456,3 @@ class LocalSuperLink(SuperLink):
 
     def _start(self) -> None:
         self._start_superlink("--insecure", "--simulation", port=free_ports(1)[0])
-
-
-def _executable(name: str) -> Path:
-    """Find a command of this environment, which need not be on the path."""
-    return Path(sys.executable).parent / name
-
-
-def _answers(url: str, ca: Path | None) -> bool:
-    # A proxy that the user has set knows nothing of this machine's ports.
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if ca is not None:
-        context = ssl.create_default_context(cafile=ca)
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    opener = urllib.request.build_opener(*handlers)
-    try:
-        with opener.open(url, timeout=1.0) as response:
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
-
-
-def _read(stream: IO[bytes], echo: Callable[[str], object] | None) -> str:
-    lines = []
-    for raw in stream:
-        line = raw.decode(errors="replace")
-        lines.append(line)
-        if echo is not None:
-            echo(line.rstrip("\r\n"))
-    return "".join(lines)
-
-
-def _write_toml(values: Config, folder: str, name: str) -> str:
-    """Write values to a TOML file, whose strings are those of JSON."""
-    path = Path(folder) / f"{name}.toml"
-    lines = []
-    for key, value in values.items():
-        if not isinstance(value, bool | int | float | str):
-            raise TypeError(
-                f"{key}: Flower takes bool, int, float and str, got {type(value).__name__}"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key}: Flower takes finite numbers, got {value}")
-        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}\n")
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)

@@ -189,6 +189,24 @@ def test_what_a_command_says_is_passed_on(app, mood, words):
         superlink.run(app)
 
 
+class Attended(LocalSuperLink):
+    """A SuperLink with a companion that ends soon."""
+
+    def _start(self):
+        super()._start()
+        self._spawn("companion", "python", "-c", "raise SystemExit('cannot bind the port')")
+
+
+def test_a_companion_that_has_ended_is_noticed_before_a_run(app):
+    with Attended() as superlink:
+        superlink._processes["companion"].wait(20)
+        words = (
+            r"companion ended with exit code 1\n  the log of companion ends with:\n.*cannot bind"
+        )
+        with pytest.raises(SuperLinkError, match=words):
+            superlink.run(app)
+
+
 @pytest.mark.usefixtures("commands")
 def test_a_superlink_that_ends_at_once_says_why():
     superlink = in_mood("die")

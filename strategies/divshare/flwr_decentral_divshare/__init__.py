@@ -69,6 +69,7 @@ from flwr_decentral.core import (
     Train,
     TrainDone,
     Wire,
+    check_degree,
     check_wire,
     default_granularity,
     suggest,
@@ -160,13 +161,7 @@ class DivShare(Algorithm):
                 f"{self.granularity} is too coarse for {layout.size} parameters; "
                 f"{default_granularity(layout.size, self.fragments)} would do"
             )
-        fewest = min((degree for _, degree in topology.degree), default=0)
-        if 0 < fewest < self.degree:
-            warnings.append(
-                f"degree {self.degree} is more than some node has neighbors, {fewest}: it sends "
-                "each fragment to all of those. Take a denser topology, or a smaller degree"
-            )
-        return tuple(warnings)
+        return (*warnings, *check_degree(self.degree, topology, "each fragment"))
 
     def cut(self, layout: Layout) -> Partition:
         """Partition the flat vector of a layout, the same for every node."""

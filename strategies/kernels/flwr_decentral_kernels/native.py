@@ -21,6 +21,7 @@ from flwr_decentral.ops.checks import (
     check_payloads,
     check_pieces,
     check_vectors,
+    check_weights,
 )
 from flwr_decentral.ops.contract import Bytes, Piece, Vector
 from flwr_decentral.ops.reference import Reference
@@ -101,8 +102,7 @@ class Native:
         self, vectors: Sequence[Vector], weights: Sequence[float], out: Vector | None = None
     ) -> Vector:
         """Sum weighted vectors, from the first to the last."""
-        if not vectors or len(vectors) != len(weights):
-            raise ValueError(f"{len(vectors)} vectors and {len(weights)} weights do not combine")
+        check_weights(vectors, weights)
         length = check_vectors(*vectors)
         if out is not None:
             check_out(out, length, apart_from=vectors[1:], or_the_same_as=vectors[0])

@@ -49,6 +49,7 @@ from flwr_decentral.core import (
     Train,
     TrainDone,
     Wire,
+    check_degree,
     check_wire,
 )
 
@@ -91,13 +92,7 @@ class SWIFTDivShare(Algorithm):
 
     def check(self, topology: nx.Graph[int], layout: Layout) -> tuple[str, ...]:
         """Warn where there are fewer neighbors than receivers."""
-        fewest = min((degree for _, degree in topology.degree), default=0)
-        if 0 < fewest < self.degree:
-            return (
-                f"degree {self.degree} is more than some node has neighbors, {fewest}: it sends "
-                "its model to all of those. Take a denser topology, or a smaller degree",
-            )
-        return ()
+        return check_degree(self.degree, topology, "its model")
 
     def machine(self, site: Site) -> SWIFTDivShareMachine:
         """Make the machine of one node."""

@@ -96,8 +96,7 @@ class Cuda:
 
     def combine(self, vectors: Sequence[Any], weights: Sequence[float], out: Any = None) -> Any:
         """Sum weighted vectors, from the first to the last."""
-        if not vectors or len(vectors) != len(weights):
-            raise ValueError(f"{len(vectors)} vectors and {len(weights)} weights do not combine")
+        checks.check_weights(vectors, weights)
         rules = self._rules(vectors[0])
         length = rules.check_vectors(*vectors)
         if out is not None:
