@@ -76,8 +76,10 @@ class GridMeter:
             if replies := self.pull(waiting):
                 waits = pauses()
             for reply in replies:
-                waiting.pop(reply.metadata.reply_to_message_id)
-                yield reply
+                # Each once, should the SuperLink hand one out twice.
+                if (message_id := reply.metadata.reply_to_message_id) in waiting:
+                    del waiting[message_id]
+                    yield reply
             if waiting:
                 if time.monotonic() > deadline:
                     return

@@ -115,6 +115,14 @@ def test_a_grid_that_takes_no_message_ends_the_run():
         roll(Stopped())
 
 
+def test_a_reply_that_is_handed_out_twice_counts_once():
+    class Stammering(FakeGrid):
+        def pull_messages(self, ids):
+            return [reply for reply in super().pull_messages(ids) for _ in range(2)]
+
+    assert roll(Stammering()).node_ids == roll(FakeGrid()).node_ids
+
+
 def test_a_partition_id_that_is_claimed_twice_is_refused_naming_both():
     with pytest.raises(
         ConfigurationError, match="partition-id 0 is claimed by Flower nodes 10 and"
