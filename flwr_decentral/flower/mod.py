@@ -160,7 +160,7 @@ def _user_config(msg: Message, control: Mapping[str, Any]) -> dict[str, Any]:
 def _hello(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> RecordDict:
     del config
     facts = facts_of(call.context)
-    if control["room"]:  # not always: it takes a request to Ray
+    if control.get("room", False):  # not always: it takes a request to Ray
         facts["at-once"] = clients_at_once()
     return RecordDict({CONTROL: ConfigRecord({"facts": dump_facts(facts)})})
 

@@ -197,6 +197,7 @@ LATENCIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(SENDS, RATES, RATES, LATENCIES)
 def test_a_downlink_is_a_queue_served_at_its_bandwidth(sends, uplink, downlink, latency):

@@ -131,8 +131,9 @@ def check_runs(name, family, nodes):
 
 def matrix():
     for name in plugins.SHELF:
+        default = plugins.load(name).default_topology
         for family in FAMILIES:
-            quick = family == plugins.load(name).default_topology
+            quick = family == default
             yield pytest.param(name, family, marks=[] if quick else pytest.mark.slow)
 
 
