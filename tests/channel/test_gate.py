@@ -1,5 +1,6 @@
 """The gate: strangers cannot take the places of the roster, and the oldest make room."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def test_who_has_left_is_not_in_the_way():
     assert len(hall.gate) == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abcdefghij"), st.booleans()), max_size=60))
 def test_there_are_never_more_than_places(calls):
     gate = Gate(PLACES)

@@ -220,6 +220,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ACTIONS)
 def test_whatever_happens_order_credit_and_accounts_hold(actions):

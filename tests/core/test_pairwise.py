@@ -155,6 +155,7 @@ def test_what_is_open_in_the_end_is_counted():
     assert other.step(Stopped(at=SECOND, reason="")) == [Report(name="unsettled-exchange")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [nx.cycle_graph(8), nx.complete_graph(7)], ids=["ring", "full"])
 @pytest.mark.parametrize("rate", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("pacing", ["poisson", "paced"])

@@ -201,6 +201,7 @@ def test_topologies_are_the_same_in_another_process():
     assert there.stdout.strip() == str([edges(build(spec, 32, seed=5)) for spec in specs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["ring", "exponential", "random-regular", "erdos-renyi", "torus"])
 def test_four_thousand_nodes_work(spec):
     graph = build(spec, 4096)

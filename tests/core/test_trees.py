@@ -38,6 +38,7 @@ def hops(graph):
 some = settings(max_examples=60, deadline=None)
 
 
+@pytest.mark.slow
 @given(any_trees(), st.data())
 @some
 def test_a_tree_knows_its_distances_whatever_it_hangs_at(graph, data):
@@ -57,6 +58,7 @@ def test_a_tree_knows_its_distances_whatever_it_hangs_at(graph, data):
         assert tree.kappa(overlap=overlap) == pytest.approx(1 + lags.mean(), rel=1e-14)
 
 
+@pytest.mark.slow
 @given(any_trees())
 @some
 def test_nodes_behind_an_edge(graph):

@@ -183,6 +183,7 @@ def test_global_generators_are_seeded():
     assert draws[0] == draws[2] != draws[1]
 
 
+@pytest.mark.slow
 def test_global_generators_are_seeded_for_each_task():
     def train(msg, context):
         noise = np.float32(random.random() + np.random.random())  # noqa: NPY002

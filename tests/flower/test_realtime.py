@@ -179,6 +179,7 @@ def test_lockstep_goes_on_where_the_time_has_cut_it_off():
     assert [entry.round for entry in result.run.evaluations] == [4]
 
 
+@pytest.mark.slow
 def test_a_run_of_some_seconds_is_not_cut_into_rounds():
     play = Play()
     result = lead(play, duration=0.05, segment=7.0)

@@ -110,6 +110,7 @@ class TestEncode:
         expected = [float16_by_hand(*each) for each in zip(x.tolist(), bits(x), strict=True)]
         assert encode(x, "float16").view("<u2").tolist() == expected
 
+    @pytest.mark.slow
     @given(st.integers(0, 2**32), st.sampled_from([0, 1, 255, 256, 257, 511, 512, 700]), vectors())
     @some
     def test_int8_has_a_scale_for_each_block(self, seed, size, odd):

@@ -38,6 +38,7 @@ def distinct(cluster, nodes):
     return len({cluster.models[node].tobytes() for node in nodes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "faults",
     [

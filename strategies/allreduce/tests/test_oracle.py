@@ -144,6 +144,7 @@ def test_each_node_sends_as_much_as_the_others(name):
         assert abs(sent - 2 * 4 * SIZE * (n - 1) / n) <= 4 * 2 * (n - 1)
 
 
+@pytest.mark.slow
 def test_equal_shares_of_the_data_equal_centralized_training():
     n, size, rate = 5, 12, 0.05
     rng = np.random.default_rng(7)

@@ -273,6 +273,7 @@ def test_v10_mean_is_kept_on_average_only():
     assert 0.02 < shifts.std() < 0.1
 
 
+@pytest.mark.slow
 def test_v11_share_of_fragments_that_reach_nobody():
     n, degree, fragments, rounds = 20, 3, 10, 40
     x = vectors(1)[0]
@@ -295,6 +296,7 @@ def chi_square(counts, expected):
     return float(((np.asarray(counts) - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("population", "count", "bound"), [(5, 3, 33.7), (6, 1, 25.7), (6, 5, 25.7)]
 )

@@ -125,6 +125,7 @@ def test_g3_consensus_is_a_fixed_point(graph, average):
     np.testing.assert_array_max_ulp(end, start, maxulp=2 * terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "rate", "rounds"), [(8, 0.80474, 32), (16, 0.94925, 133)])
 def test_g4_distance_to_the_mean_shrinks_by_the_second_eigenvalue(n, rate, rounds):
     ring = nx.cycle_graph(n)

@@ -187,6 +187,7 @@ def expectation(graph, start, events, seed):
     return np.mean([machine.model for machine in machines], axis=0) - np.mean(start, axis=0)
 
 
+@pytest.mark.slow
 def test_s6_the_mean_is_kept_in_expectation_and_not_by_an_event():
     graph = nx.Graph([(0, 1), (0, 3), (0, 5), (1, 2), (2, 3), (2, 4), (2, 5), (3, 4), (4, 5)])
     start = np.random.default_rng(4).normal(size=(6, 2)).astype(np.float32)
