@@ -24,7 +24,7 @@ What is exchanged, and what is made of it, is up to the subclass.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
 from .algorithm import Machine, Site
@@ -112,8 +112,11 @@ class LockstepMachine(Machine):
         """Keep what training returned."""
 
     @abstractmethod
-    def messages(self, peer: int) -> Iterator[Message]:
-        """Write the messages of the current round to a neighbor, one for each slot."""
+    def messages(self, peers: Sequence[int]) -> Iterator[tuple[int, Message]]:
+        """Write the messages of the current round to some neighbors, one for each slot.
+
+        Yields (neighbor, message).
+        """
 
     @abstractmethod
     def read(self, source: int, message: Message) -> tuple[int, Letter] | None:
@@ -175,7 +178,7 @@ class LockstepMachine(Machine):
         self.training = False
         self.take_in(event)
         if not self.overlap:
-            yield from self._share()
+            yield from self._tell(sorted(self.up))
         if self.waits_for:
             yield SetTimer(name=PATIENCE, at=event.at + from_seconds(self.patience))
         else:
@@ -209,8 +212,7 @@ class LockstepMachine(Machine):
     def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
         """Tell a returning neighbor, which may have started over, where this node is."""
         self.heard.pop(event.peer, None)
-        if self.slots(event.peer):
-            yield from self._tell(event.peer)
+        yield from self._tell([event.peer])
 
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Go on without a neighbor."""
@@ -219,17 +221,16 @@ class LockstepMachine(Machine):
     def _begin(self) -> Iterator[Command]:
         self.training = True
         if self.overlap:
-            yield from self._share()
+            yield from self._tell(sorted(self.up))
         yield Train(round=self.round, model=self.model)
 
-    def _share(self) -> Iterator[Command]:
-        for peer in sorted(self.up):
-            if self.slots(peer):
-                yield from self._tell(peer)
-
-    def _tell(self, peer: int) -> Iterator[Command]:
+    def _tell(self, peers: Iterable[int]) -> Iterator[Command]:
+        """Send the messages of this round or, while there are none, a notice."""
+        peers = [peer for peer in peers if self.slots(peer)]
         notice = Message(kind=NOTICE, step=self.round)
-        for message in self.messages(peer) if self.sent else (notice,):
+        for peer, message in (
+            self.messages(peers) if self.sent else ((peer, notice) for peer in peers)
+        ):
             yield Send(to=peer, message=message)
 
     def _hear(self, source: int, step: int) -> Iterator[Command]:

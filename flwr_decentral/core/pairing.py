@@ -191,9 +191,8 @@ class Pairing(Part):
         return list(self._invite(at, step))
 
     def concerns(self, message: Message) -> bool:
-        """Tell whether a message may need this node's vector of now."""
-        offered = message.kind == "invite" and self.state != OFFERING
-        return offered or message.kind in ("offer", "answer")
+        """Tell whether a message may make this node send its vector of now."""
+        return message.kind == "offer" or (message.kind == "invite" and self.state != OFFERING)
 
     def receive(
         self, event: Received, vector: Vector, *, step: int

@@ -75,7 +75,8 @@ class PairwiseMachine(Machine):
     """One node of an algorithm of pairwise exchanges.
 
     A subclass says in :meth:`average` what an exchange does to the model, and may say in
-    :meth:`advance` what time does to it, and in :meth:`learn` what training does.
+    :meth:`learn` what training does. Where time alone changes the model, it says so in
+    :meth:`advance`, and its :meth:`average` and :meth:`learn` take that in as well.
 
     Attributes
     ----------
@@ -109,15 +110,15 @@ class PairwiseMachine(Machine):
         self._turns = site.seeds.generator("turns")
 
     def advance(self, at: int) -> None:
-        """Bring the model up to a time, before anything else happens to it."""
+        """Bring the model up to a time, because it is to be sent or shown."""
 
     def learn(self, event: TrainDone) -> None:
-        """Take in a trained vector; the model may have moved meanwhile."""
+        """Take in a trained vector at ``event.at``; the model may have moved meanwhile."""
         self.model = self.site.ops.update(self.model, event.before, event.after)
 
     @abstractmethod
-    def average(self, exchange: Exchange) -> None:
-        """Do this node's part of an exchange."""
+    def average(self, exchange: Exchange, at: int) -> None:
+        """Do this node's part of an exchange that takes place at a time, in nanoseconds."""
 
     def on_started(self, event: Started) -> Iterable[Command]:
         """Begin round 1."""
@@ -141,7 +142,7 @@ class PairwiseMachine(Machine):
             vector = self.on_wire(self.model)
         commands, exchange = self.pairing.receive(event, vector, step=self.round)
         if exchange is not None:
-            self.average(exchange)
+            self.average(exchange, event.at)
             yield Report(name="staleness", total=float(self.round - exchange.step))
         yield from commands
         yield from self.take_turn(event.at)
@@ -171,7 +172,6 @@ class PairwiseMachine(Machine):
 
     def end_round(self, event: TrainDone) -> None:
         """Take in what training did, and measure what the round took."""
-        self.advance(event.at)
         self.learn(event)
         self.round = event.round + 1
         took = max(1, event.at - self._began)

@@ -42,10 +42,14 @@ class Halves(LockstepMachine):
     def take_in(self, event):
         self.model = event.after
 
-    def messages(self, peer):
-        for slot in self.slots(peer):
-            header = {"slot": slot}
-            yield Message(kind="half", step=self.round, payload=self.model, header=header)
+    def messages(self, peers):
+        for peer in peers:
+            for slot in self.slots(peer):
+                header = {"slot": slot}
+                yield (
+                    peer,
+                    Message(kind="half", step=self.round, payload=self.model, header=header),
+                )
 
     def slot_of(self, message):
         return message.header.get("slot")

@@ -35,7 +35,7 @@ class Middle(PairwiseAlgorithm):
 
 
 class MiddleMachine(PairwiseMachine):
-    def average(self, exchange):
+    def average(self, exchange, at):
         _, _, mine, theirs = exchange
         self.model = self.site.ops.pairwise(self.model, mine, theirs, 0.5)
 

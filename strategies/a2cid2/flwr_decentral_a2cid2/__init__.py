@@ -161,31 +161,41 @@ class A2CiD2Machine(PairwiseMachine):
         return exchanges / (rounds * self.nominal) if self.calibrate and self.nominal else 1.0
 
     def advance(self, at: int) -> None:
-        """Let x and y flow; before the first round has ended they are equal."""
-        elapsed, self.clock = at - self.clock, at
-        if self.momentum is None or not self.interval or not elapsed:
-            return
-        time = elapsed / self.interval
-        share = -math.expm1(-2 * self.eta * self.speed * time) / 2
-        self.model, self.momentum = self.site.ops.mix(self.model, self.momentum, share)
+        """Let x and y flow."""
+        share = self._flow(at)
+        if self.momentum is not None and share is not None:
+            self.model, self.momentum = self.site.ops.mix(self.model, self.momentum, share)
 
     def learn(self, event: TrainDone) -> None:
-        """Move x and y by the same update, and count the exchanges of a round."""
-        if self.momentum is not None:
-            self.momentum = self.site.ops.update(self.momentum, event.before, event.after)
-        super().learn(event)
+        """Let x and y flow, move them by the same update, and count the exchanges of a round."""
+        share = self._flow(event.at)
+        if self.momentum is None:
+            super().learn(event)
+        else:
+            self.model, self.momentum = self.site.ops.mix_update(
+                self.model, self.momentum, event.before, event.after, share=share
+            )
         exchanges, rounds = self.achieved
         self.achieved = (_MEMORY * exchanges + self.exchanges, _MEMORY * rounds + 1)
         self.exchanges = 0
 
-    def average(self, exchange: Exchange) -> None:
-        """Move x to the middle, and y by alpha."""
+    def average(self, exchange: Exchange, at: int) -> None:
+        """Let x and y flow, and move x to the middle, and y by alpha."""
         ops, (_, _, mine, theirs) = self.site.ops, exchange
+        share = self._flow(at)
         if self.momentum is None:
             self.model = ops.pairwise(self.model, mine, theirs, 0.5)
         else:
-            # They have flowed by now.
             self.model, self.momentum = ops.mix_pairwise(
-                self.model, self.momentum, mine, theirs, share=None, weights=(0.5, self.alpha)
+                self.model, self.momentum, mine, theirs, share=share, weights=(0.5, self.alpha)
             )
         self.exchanges += 1
+
+    def _flow(self, at: int) -> float | None:
+        """Take the time up to now; return c for it, or None where nothing flows."""
+        elapsed, self.clock = at - self.clock, at
+        # Before the first round has ended x and y are equal.
+        if self.momentum is None or not self.interval or not elapsed:
+            return None
+        time = elapsed / self.interval
+        return -math.expm1(-2 * self.eta * self.speed * time) / 2

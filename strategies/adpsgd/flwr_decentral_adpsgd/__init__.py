@@ -143,7 +143,7 @@ def _colors(topology: nx.Graph[int]) -> dict[int, int]:
 class ADPSGDMachine(PairwiseMachine):
     """One node of :class:`ADPSGD`."""
 
-    def average(self, exchange: Exchange) -> None:
+    def average(self, exchange: Exchange, at: int) -> None:
         """Move to the middle."""
         _, _, mine, theirs = exchange
         self.model = self.site.ops.pairwise(self.model, mine, theirs, 0.5)

@@ -98,7 +98,7 @@ def test_d1_d2_an_exchange_keeps_the_mean_and_never_spreads_the_models():
 class Overwriting(ADPSGDMachine):
     """Write the average of the own model of now and the other one that was sent over the model."""
 
-    def average(self, exchange):
+    def average(self, exchange, at):
         self.model = (self.model + exchange.theirs) / 2
 
 

@@ -35,7 +35,7 @@ Differences from the paper
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
@@ -147,16 +147,17 @@ class DPSGDMachine(LockstepMachine):
         else:
             self.model = event.after
 
-    def messages(self, peer: int) -> Iterator[Message]:
+    def messages(self, peers: Sequence[int]) -> Iterator[tuple[int, Message]]:
         """Write the model, the same for every neighbor."""
-        header = {"degree": len(self.site.neighbors)}
-        yield Message(
+        message = Message(
             kind=_MODEL,
             step=self.round,
             payload=self.on_wire(self.model),
-            header=header,
+            header={"degree": len(self.site.neighbors)},
             wire=self.wire,
         )
+        for peer in peers:
+            yield peer, message
 
     def read(self, source: int, message: Message) -> tuple[int, tuple[int, Vector]] | None:
         """Take (degree, model) out of a message; None if they are not there or do not fit."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from flwr_decentral.core import (
     Command,
@@ -91,10 +91,10 @@ class RelayMachine(LockstepMachine):
         if not self.overlap:
             self.own = self.trained
 
-    def messages(self, peer: int) -> Iterator[Message]:
-        """Write the sums of the current round to a neighbor."""
+    def messages(self, peers: Sequence[int]) -> Iterator[tuple[int, Message]]:
+        """Write the sums of the current round to some neighbors."""
         own = None if self.catching_up else self.own
-        return self.relay.messages(peer, self.round, own, self.held, self.up)
+        return self.relay.messages(peers, self.round, own, self.held, self.up)
 
     def keep(self, key: Key, letter: Letter) -> bool:
         """Keep a sum that is late, if it is newer than the one that is held."""
@@ -192,8 +192,7 @@ class LatestMachine(Machine):
         self.own = None if late else trained
         # What has not been sent is outdated.
         yield DropQueued()
-        for peer in sorted(self.up):
-            yield from self._tell(peer, event.round)
+        yield from self._tell(sorted(self.up), event.round)
         ages = [max(event.round - each[0], 0) for each in self.held.values()]
         if ages:
             yield Report(name="staleness", count=len(ages), total=float(sum(ages)))
@@ -226,7 +225,7 @@ class LatestMachine(Machine):
     def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
         """Tell a returning neighbor what it has missed."""
         if self.own is not None:
-            yield from self._tell(event.peer, self.round - 1)
+            yield from self._tell([event.peer], self.round - 1)
 
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Go on without a neighbor and all nodes behind it."""
@@ -236,7 +235,7 @@ class LatestMachine(Machine):
         for t in self.relay.slots(event.peer):
             self.held.pop((event.peer, t), None)
 
-    def _tell(self, peer: int, step: int) -> Iterator[Send]:
-        for message in self.relay.messages(peer, step, self.own, self.held, self.up):
+    def _tell(self, peers: Sequence[int], step: int) -> Iterator[Send]:
+        for peer, message in self.relay.messages(peers, step, self.own, self.held, self.up):
             if message.payload is not None:
                 yield Send(to=peer, message=message)

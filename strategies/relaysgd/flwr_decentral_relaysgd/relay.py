@@ -8,7 +8,7 @@ All sums are taken in ascending order of node indices, the node's own part in it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
@@ -138,35 +138,56 @@ class Relay:
         return self.site.ops.assemble(self.partition, parts)
 
     def messages(
-        self, peer: int, step: int, own: Parts | None, held: Sums, up: AbstractSet[int]
-    ) -> Iterator[Message]:
-        """Write what a neighbor is told, in each tree in which it is one.
+        self,
+        peers: Sequence[int],
+        step: int,
+        own: Parts | None,
+        held: Sums,
+        up: AbstractSet[int],
+    ) -> Iterator[tuple[int, Message]]:
+        """Write what neighbors are told, in each tree in which they are such.
 
         Parameters
         ----------
-        peer : int
-            The neighbor.
+        peers : sequence of int
+            The neighbors, ascending.
         step : int
             The step that the messages are of.
         own : tuple of ndarray, optional
             What this node contributes.
         held : dict
-            The sums of the other neighbors; what the neighbor itself has told is left out.
+            The sums of all neighbors; what one itself has told is left out of what it is told.
         up : set of int
             The neighbors that can be reached.
+
+        Yields
+        ------
+        tuple of int and Message
+            To whom, and what.
         """
-        for t in self.slots(peer):
-            count, vectors = self._collect(t, own, held, without=peer)
-            if not vectors:
-                yield Message(kind=NOTHING, step=step, header={"tree": t})
-                continue
-            yield Message(
-                kind=SUM,
-                step=step,
-                payload=self.site.ops.rounded(self._sum(vectors), self.wire),
-                header={"tree": t, "count": count, "members": self._members(t, held, up, peer)},
-                wire=self.wire,
-            )
+        collected = [self._collect(t, own, held) for t in range(len(self.trees))]
+        sums = [
+            self._sums(vectors, [peer for peer in peers if t in self.slots(peer)])
+            for t, (_, vectors) in enumerate(collected)
+        ]
+        for peer in peers:
+            for t in self.slots(peer):
+                content = sums[t][peer]
+                if content is None:
+                    yield peer, Message(kind=NOTHING, step=step, header={"tree": t})
+                    continue
+                told = Sum(*held[peer, t]).contributions if (peer, t) in held else 0
+                members = self._members(t, held, up, peer)
+                yield (
+                    peer,
+                    Message(
+                        kind=SUM,
+                        step=step,
+                        payload=self.site.ops.rounded(content, self.wire),
+                        header={"tree": t, "count": collected[t][0] - told, "members": members},
+                        wire=self.wire,
+                    ),
+                )
 
     def read(self, source: int, message: Message) -> tuple[int, Sum] | None:
         """Take (tree, sum) out of a message; None if it does not fit."""
@@ -238,13 +259,9 @@ class Relay:
             parts.append(self.site.ops.combine(terms, weights))
         return Outcome(self.join(tuple(parts)), absent)
 
-    def _collect(
-        self, t: int, own: Parts | None, held: Sums, without: int | None = None
-    ) -> tuple[int, dict[int, Vector]]:
+    def _collect(self, t: int, own: Parts | None, held: Sums) -> tuple[int, dict[int, Vector]]:
         """Count and list what is to be added up in a tree, by node, ascending."""
-        sums = {
-            peer: Sum(*each) for (peer, tree), each in held.items() if tree == t and peer != without
-        }
+        sums = {peer: Sum(*each) for (peer, tree), each in held.items() if tree == t}
         vectors = {peer: each.content for peer, each in sums.items()}
         count = sum(each.contributions for each in sums.values())
         if own is not None:
@@ -261,9 +278,24 @@ class Relay:
             if peer != without and peer in up
         )
 
-    def _sum(self, vectors: Mapping[int, Vector]) -> Vector:
-        terms = list(vectors.values())
-        return terms[0] if len(terms) == 1 else self.site.ops.combine(terms, [1.0] * len(terms))
+    def _sums(
+        self, vectors: Mapping[int, Vector], peers: Sequence[int]
+    ) -> dict[int, Vector | None]:
+        """For each of some neighbors, add up all vectors but its own; None if there are none."""
+        ops, nodes, terms = self.site.ops, list(vectors), list(vectors.values())
+        heard = [peer for peer in peers if peer in vectors]
+        sums: dict[int, Vector | None] = dict.fromkeys(peers)
+        if len(terms) > 2 and heard:
+            sums.update(
+                zip(heard, ops.sums_without(terms, [nodes.index(p) for p in heard]), strict=True)
+            )
+        elif len(terms) == 2:
+            sums.update((peer, terms[1 - nodes.index(peer)]) for peer in heard)
+        others = [peer for peer in peers if peer not in vectors]
+        if terms and others:
+            total = terms[0] if len(terms) == 1 else ops.combine(terms, [1.0] * len(terms))
+            sums.update(dict.fromkeys(others, total))
+        return sums
 
 
 def _is_count(number: int | float | None, most: int) -> TypeGuard[int]:
