@@ -10,7 +10,7 @@ import asyncio  # noqa: TID251 - networks are opened and closed together
 import contextlib
 import math
 import socket  # noqa: TID251 - a port is the system's to give
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +23,8 @@ from flwr_decentral.channel.links import Timing
 from flwr_decentral.channel.network import Network
 from flwr_decentral.channel.roster import Address, Member, Roster
 from flwr_decentral.channel.tls import Security
-from flwr_decentral.core import Seeds
+from flwr_decentral.channel.trainer import Done, Outcome, Task
+from flwr_decentral.core import Seeds, Vector
 
 from .proxy import Line, Proxy, Way
 
@@ -149,6 +150,14 @@ class Neighborhood:
             members.append(Member(index=peer, address=address, fingerprint=fingerprint))
         return Roster.of(members, self.graph.edges)
 
+    def security(self, node: int) -> Security:
+        """Tell by which certificate a node is known."""
+        return self._securities[node]
+
+    def place(self, node: int) -> Address:
+        """Tell where a node listens; its neighbors are told the address of a proxy."""
+        return self._places[node]
+
     def proxy(self, a: int, b: int) -> Proxy:
         """Return the proxy of an edge."""
         return self.proxies[min(a, b), max(a, b)]
@@ -162,3 +171,37 @@ class Neighborhood:
         """List the proxies of all edges between some nodes and the others."""
         inside = set(group)
         return [proxy for (a, b), proxy in self.proxies.items() if (a in inside) != (b in inside)]
+
+
+class Steady:
+    """A trainer whose every round takes the same time; it needs no more of the machine than that.
+
+    Parameters
+    ----------
+    node : int
+        Whose trainer it is.
+    seconds : float
+        How long a round takes.
+    train : callable
+        ``train(node, round, vector)`` returns the trained vector.
+    """
+
+    def __init__(
+        self, node: int, seconds: float, train: Callable[[int, int, Vector], Vector]
+    ) -> None:
+        self._node, self._seconds, self._train = node, seconds, train
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def start(self, task: Task, done: Done) -> None:
+        """Begin a task."""
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_at(loop.time() + self._seconds, self._end, task, done)
+
+    def cancel(self) -> None:
+        """Forget the task in flight."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _end(self, task: Task, done: Done) -> None:
+        self._alarm = None
+        done(Outcome(model=self._train(self._node, task.round, task.model.copy())))
