@@ -228,42 +228,47 @@ class Stream:
 
     def _readable(self) -> None:
         """Take in what is there, but not so much that others have to wait long."""
-        taken = 0
-        while not self.over.done() and taken < _FAIR_SHARE:
-            nbytes = self._receive()
-            if not nbytes:
-                break
+        taken, more = 0, True
+        while more and not self.over.done() and taken < _FAIR_SHARE:
+            nbytes, more = self._receive()
             taken += nbytes
-        else:
-            # What TLS has decrypted already wakes no reader.
-            secure = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
-            if secure is not None and not self.over.done() and secure.pending():
-                self._loop.call_soon(self._readable)
+        # What TLS has decrypted already wakes no reader.
+        secure = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+        if more and secure is not None and not self.over.done() and secure.pending():
+            self._loop.call_soon(self._readable)
         if self._write_waits:
             self._write_waits = False
             self._flush()
         if taken and self._user is not None:
             self._user.settled()
 
-    def _receive(self) -> int:
-        """Take in one record; 0 if there is none, or never will be."""
+    def _receive(self) -> tuple[int, bool]:
+        """Fill the buffer with what is there; tell how much that was, and whether it is full."""
         buffer = memoryview(bytearray(_SMALL)) if self._user is None else self._user.buffer()
-        try:
-            nbytes = self._socket.recv_into(buffer)
-        except (*_BLOCKED, ssl.SSLWantReadError):
-            return 0
-        except ssl.SSLWantWriteError:
-            self._read_waits = True
-            self._watch()
-            return 0
-        except OSError as error:
+        filled, ended, error = 0, False, None
+        # TLS gives no more than a record at a time, and there is much to do after each advance.
+        while filled < len(buffer):
+            try:
+                nbytes = self._socket.recv_into(buffer[filled:])
+            except (*_BLOCKED, ssl.SSLWantReadError):
+                break
+            except ssl.SSLWantWriteError:
+                self._read_waits = True
+                self._watch()
+                break
+            except OSError as problem:
+                ended, error = True, problem
+                break
+            if not nbytes:
+                ended = True
+                break
+            filled += nbytes
+        full = filled == len(buffer)
+        if filled and self._user is not None:
+            self._user.arrived(filled)
+        if ended:
             self._lose(error)
-            return 0
-        if not nbytes:
-            self._lose(None)
-        elif self._user is not None:
-            self._user.arrived(nbytes)
-        return nbytes
+        return filled, full
 
     def _flush(self) -> None:
         while self._out:

@@ -1,9 +1,10 @@
 """What the network between nodes costs beside the encryption itself.
 
 One process sends messages to another over the loopback interface: through two networks, with TLS
-and without, and through a bare TLS and a bare plain socket that send the same bytes with neither
-frames, nor credit, nor checks. The ways take turns, several times; printed are medians, the
-network's rate as a share of the bare socket's, and the CPU time of both processes together.
+and without; through a gRPC stream with mutual TLS, whose messages are bytes; and through a bare TLS
+and a bare plain socket that send the same bytes with neither frames, nor credit, nor checks. The
+ways take turns, several times; printed are medians, the network's rate as a share of the bare
+socket's, and the CPU time of both processes together.
 
     python tests/bench/bench_channel.py --sizes 1000000 --repeat 5
 """
@@ -20,8 +21,10 @@ import socket
 import ssl
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,13 +35,20 @@ from rich.table import Table
 
 from flwr_decentral.channel.connections import Settings
 from flwr_decentral.channel.heads import Hello
-from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, make_keys, node_folder
+from flwr_decentral.channel.keys import (
+    CA_CERT,
+    CERT,
+    KEY,
+    make_keys,
+    make_superlink_keys,
+    node_folder,
+)
 from flwr_decentral.channel.network import Network
 from flwr_decentral.channel.roster import Address, Member, Roster
 from flwr_decentral.channel.tls import Security
 from flwr_decentral.core import Message, Seeds
 
-WAYS = ("bare TLS", "network TLS", "bare plain", "network plain")
+WAYS = ("bare TLS", "network TLS", "gRPC TLS", "bare plain", "network plain")
 
 
 @dataclass(frozen=True)
@@ -167,11 +177,53 @@ async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> No
     await network.close()
 
 
+def streamed(role: int, load: Load, pipe: Connection) -> None:
+    """Send from node 0 to node 1 through one gRPC stream, which node 1 answers at its end."""
+    import grpc  # in its own process: gRPC must not be there before a fork
+
+    own = load.keys.parent / "grpc"
+    ca, cert, key = ((own / name).read_bytes() for name in (CA_CERT, CERT, KEY))
+    options = [(f"grpc.max_{kind}_message_length", -1) for kind in ("send", "receive")]
+    address = f"127.0.0.1:{load.port}"
+    if role == 0:
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        with grpc.secure_channel(address, credentials, options) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
+            payload = np.ones(load.size // 4, np.float32)
+            begin, used = time.perf_counter(), cpu()
+            # Vectors are what there is to send, and gRPC takes bytes.
+            channel.stream_unary("/bench/send")(payload.tobytes() for _ in range(load.count))
+            pipe.send((time.perf_counter() - begin, cpu() - used))
+        return
+    done = threading.Event()
+
+    def take(requests: Iterator[bytes], context: object) -> bytes:
+        begin, used = time.perf_counter(), cpu()
+        for request in requests:
+            np.frombuffer(request, np.float32)
+        pipe.send((time.perf_counter() - begin, cpu() - used))
+        done.set()
+        return b"!"
+
+    handlers = {"send": grpc.stream_unary_rpc_method_handler(take)}
+    server = grpc.server(ThreadPoolExecutor(1), options=options)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench", handlers)])
+    server.add_secure_port(
+        address, grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+    )
+    server.start()
+    pipe.send("ready")
+    done.wait(300)
+    server.stop(5).wait()
+
+
 def work(way: str, role: int, load: Load, pipe: Connection) -> None:
     """Be one of the two processes."""
     kind, secure = way.split()[0], way.endswith("TLS")
     if kind == "bare":
         bare(role, secure, load, pipe)
+    elif kind == "gRPC":
+        streamed(role, load, pipe)
     else:
         asyncio.run(networked(role, secure, load, pipe))
 
@@ -201,7 +253,9 @@ def free_port() -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4_000, 100_000, 1_000_000])
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1_000, 36_000, 1_000_000, 10_000_000]
+    )
     parser.add_argument("--megabytes", type=float, default=200.0, help="of each transfer")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
@@ -212,6 +266,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         make_keys(keys, 2, 1)
+        make_superlink_keys(keys.parent / "grpc", "127.0.0.1", 0, 1)
         for size in options.sizes:
             count = min(20_000, max(1, round(options.megabytes * 1e6 / size)))
             found: dict[str, list[Cost]] = {way: [] for way in WAYS}

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from flwr_decentral.ops.contract import Bytes, Vector
 
-_LEAST: Final = 2**20
+_LEAST: Final = 2**16
 """Bytes below which numpy's own memory is as good."""
+
+_LINE: Final = 64
+_PAGE: Final = 4096
 
 
 class Pool:
@@ -47,11 +50,13 @@ class Pool:
         """Make an array of any bytes."""
         if size < _LEAST:
             return np.empty(size, np.uint8)
+        # Fragments of one partition, which differ by a block, are of one size here.
+        whole = -(-size // _PAGE) * _PAGE
         try:
-            buffer = self._use(size).pop()
+            buffer = self._use(whole).pop()
         except IndexError:
-            buffer = np.empty(size, np.uint8)
-        return np.asarray(_Loan(buffer, self))
+            buffer = _aligned(whole)
+        return np.asarray(_Loan(buffer, self))[:size]
 
     def keep(self, buffer: Bytes) -> None:
         """Take a buffer back."""
@@ -59,6 +64,8 @@ class Pool:
         table = self._waiting
         excess = sum(size * len(waiting) for size, waiting in table.items())
         excess -= max(self._most, 2 * len(buffer))
+        if excess <= 0:
+            return
         for size, waiting in table.items():
             # Another thread may take the last one at any time.
             with suppress(IndexError):
@@ -72,9 +79,18 @@ class Pool:
         mine = table.get(size)
         if mine is None:
             mine = deque()
+        elif next(reversed(table)) == size:
+            return mine
         others = {each: waiting for each, waiting in table.items() if waiting and each != size}
         self._waiting = {**others, size: mine}
         return mine
+
+
+def _aligned(size: int) -> Bytes:
+    """Make bytes that begin with a cache line, which lets kernels write past the caches."""
+    whole = np.empty(size + _LINE, np.uint8)
+    start = -whole.__array_interface__["data"][0] % _LINE
+    return whole[start : start + size]
 
 
 class _Loan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -261,11 +262,12 @@ class Native:
 
     def _lengths(self, partition: Partition, shape: _Shape) -> Callable[[int], int]:
         """Tell the lengths of fragments without the list of all rotations."""
+        lengths = _all_lengths(shape)
 
         def length(fragment: int) -> int:
-            if not 0 <= fragment < partition.fragments:
+            if not 0 <= fragment < len(lengths):
                 return partition.length(fragment)  # which says what is wrong
-            return int(self._library.fdk_fragment(*shape, operator.index(fragment)))
+            return lengths[fragment]
 
         return length
 
@@ -278,6 +280,12 @@ def _shape(partition: Partition) -> _Shape | None:
     if group >= _GROUP_BELOW or partition.size // group >= _GROUPS_BELOW:
         return None
     return partition.size, partition.fragments, partition.granularity, partition.key
+
+
+@lru_cache(maxsize=64)
+def _all_lengths(shape: _Shape) -> tuple[int, ...]:
+    _, fragments, *_ = shape
+    return tuple(load().fdk_fragment(*shape, fragment) for fragment in range(fragments))
 
 
 def _aligned(*vectors: Vector) -> tuple[Vector, ...]:

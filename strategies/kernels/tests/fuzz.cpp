@@ -55,13 +55,17 @@ struct Choices {
   bool rarely() { return byte() < 6; }
 };
 
-// Memory of exactly `size` bytes from an address with a given offset on.
+// Memory of exactly `size` bytes, which begins so many bytes after the start of a cache line.
 struct Memory {
   uint8_t *whole, *data;
   size_t size;
-  Memory(size_t size, size_t offset)
-      : whole(static_cast<uint8_t *>(malloc(size + offset))), data(whole + offset), size(size) {
+  Memory(size_t size, size_t offset) : whole(line(size + offset)), data(whole + offset), size(size) {
     memset(whole, 0xa5, size + offset);
+  }
+  static uint8_t *line(size_t size) {
+    void *memory = nullptr;
+    if (posix_memalign(&memory, 64, size)) abort();
+    return static_cast<uint8_t *>(memory);
   }
   Memory(Memory &&other) : whole(other.whole), data(other.data), size(other.size) {
     other.whole = nullptr;
@@ -188,7 +192,9 @@ struct Call {
     const std::vector<int64_t> length = lengths(owner);
     const Vector x = filled(size, random);
     std::vector<Vector> outs;
-    for (int64_t each : length) outs.emplace_back(each, random.below(4));
+    // Where all begin with a cache line, what is large is written past the caches.
+    const uint64_t offsets = random.below(2) ? 4 : 1;
+    for (int64_t each : length) outs.emplace_back(each, random.below(offsets));
     const std::vector<float *> table = pointers(outs);
     EXPECT(!fdk_pack_all(x.values(), size, fragments, granularity, key, table.data(), isa, threads));
     std::vector<int64_t> next(fragments);
@@ -200,7 +206,7 @@ struct Call {
     const Vector one(length[k], random.below(4));
     EXPECT(!fdk_pack(x.values(), size, fragments, granularity, key, k, one.values(), isa, threads));
     EXPECT(!memcmp(one.data, outs[k].data, one.size));
-    const Vector again(size, random.below(4));
+    const Vector again(size, random.below(offsets));
     EXPECT(!fdk_assemble(table.data(), size, fragments, granularity, key, again.values(), isa,
                          threads));
     EXPECT(!memcmp(again.data, x.data, x.size));

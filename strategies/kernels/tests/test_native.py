@@ -294,3 +294,18 @@ def test_a_forked_process_can_use_threads():
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("granularity", "threads"), [(1, 1), (4, 1), (64, 1), (64, 3), (1024, 1)])
+def test_what_is_too_large_for_a_cache_has_the_same_bits(isa, granularity, threads):
+    """Results of such a size are written past the caches, if they lie in the backend's memory."""
+    size = 2**23 + 12_345
+    x = np.random.default_rng(1).standard_normal(size, dtype=np.float32)
+    partition = Rotation(size, 10, granularity)
+    backend = Native(isa=isa, threads=threads)
+    fragments = backend.pack_all(x, partition)
+    assert all(each.__array_interface__["data"][0] % 64 == 0 for each in fragments)
+    for fragment in range(10):
+        assert_same_bits(fragments[fragment], x[partition.indices(fragment)])
+    assert_same_bits(backend.assemble(partition, fragments), x)
