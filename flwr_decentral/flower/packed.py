@@ -86,7 +86,7 @@ class PackedDispatcher(Dispatcher):
         heapq.heappush(self._ready, (task.due, task.node, task))
         if not self._open:
             self._invite()
-        self._attend(0)
+        self._fill()
 
     def wait(self, node: int) -> Outcome:
         """Wait until the node's task has ended, and take its outcome."""
