@@ -43,7 +43,13 @@ def main(grid, context):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, dict]:
+def superlink():
+    with LocalSuperLink(environ={"OMP_NUM_THREADS": "1"}) as superlink:
+        yield superlink
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, superlink) -> dict[str, dict]:
     """Run every algorithm in one run, and read what each has written."""
     folder = tmp_path_factory.mktemp("results")
     app = tmp_path_factory.mktemp("app") / "digits"
@@ -56,8 +62,7 @@ def results(tmp_path_factory) -> dict[str, dict]:
         "evaluate-every": ROUNDS,
         "results-dir": str(folder),
     }
-    with LocalSuperLink(environ={"OMP_NUM_THREADS": "1"}) as superlink:
-        done = superlink.run(app, run_config=config, nodes=NODES, actors=1, timeout=600.0)
+    done = superlink.run(app, run_config=config, nodes=NODES, actors=1, timeout=600.0)
     assert done.status == "finished:completed", done.log
     found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     return {result["algorithm"]: result for result in found}
@@ -76,3 +81,13 @@ def test_every_algorithm_learns_together_what_nobody_learns_alone(name, results)
     # all have achieved is in the average of their models.
     assert ours["averaged"]["accuracy"] > floor["averaged"]["accuracy"] + 0.1
     assert ours["metrics"]["accuracy"]["mean"] > floor["metrics"]["accuracy"]["mean"]
+
+
+def test_a_topology_that_an_algorithm_cannot_use_is_refused_with_what_to_do(superlink, tmp_path):
+    app = tmp_path / "digits"
+    shutil.copytree(DIGITS, app, ignore=shutil.ignore_patterns("__pycache__"))
+    config = {"algorithm": "relaysgd", "topology": "ring", "results-dir": str(tmp_path / "results")}
+    done = superlink.run(app, run_config=config, nodes=NODES, actors=1, timeout=300.0)
+    assert done.status == "finished:failed"
+    assert "relaysgd relays sums along a tree" in done.log
+    assert "tree='spanning'" in done.log
