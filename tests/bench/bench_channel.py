@@ -4,9 +4,11 @@ One process sends messages to another over the loopback interface: through two n
 and without; through a gRPC stream with mutual TLS, whose messages are bytes; and through a bare TLS
 and a bare plain socket that send the same bytes with neither frames, nor credit, nor checks. The
 ways take turns, several times; printed are medians, the network's rate as a share of the bare
-socket's, and the CPU time of both processes together.
+socket's, and the CPU time of both processes together. With ``--rtt`` the bytes go through a proxy
+that delays them, in a process of its own.
 
     python tests/bench/bench_channel.py --sizes 1000000 --repeat 5
+    python tests/bench/bench_channel.py --rtt 50 --megabytes 20 --repeat 3
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -47,6 +49,7 @@ from flwr_decentral.channel.network import Network
 from flwr_decentral.channel.roster import Address, Member, Roster
 from flwr_decentral.channel.tls import Security
 from flwr_decentral.core import Message, Seeds
+from flwr_decentral.testing.proxy import Proxy
 
 WAYS = ("bare TLS", "network TLS", "gRPC TLS", "bare plain", "network plain")
 
@@ -67,6 +70,12 @@ class Load:
     count: int
     port: int
     keys: Path
+    dialed: int = 0
+
+    @property
+    def calls(self) -> int:
+        """The port that node 0 calls: node 1's, or that of a proxy."""
+        return self.dialed or self.port
 
 
 def cpu() -> float:
@@ -90,7 +99,7 @@ def bare(role: int, secure: bool, load: Load, pipe: Connection) -> None:
             pipe.send("ready")
             connection, _ = listening.accept()
     else:
-        connection = socket.create_connection(("127.0.0.1", load.port))
+        connection = socket.create_connection(("127.0.0.1", load.calls))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if contexts is not None:
         context = contexts.server if role else contexts.client
@@ -143,7 +152,7 @@ async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> No
         [
             Member(
                 index=node,
-                address=Address("127.0.0.1", load.port) if node else None,
+                address=Address("127.0.0.1", load.calls) if node else None,
                 fingerprint=certificates[node].load().fingerprint if secure else "",
             )
             for node in (0, 1)
@@ -157,7 +166,7 @@ async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> No
         roster,
         hello,
         certificates[role] if secure else Security(insecure=True),
-        Settings(limit=load.size),
+        Settings(limit=load.size, listen=Address("127.0.0.1", load.port) if role else None),
         Seeds(0).generator(role, "jitter"),
     )
     counting = Counting(load.count if role else 1)
@@ -184,10 +193,9 @@ def streamed(role: int, load: Load, pipe: Connection) -> None:
     own = load.keys.parent / "grpc"
     ca, cert, key = ((own / name).read_bytes() for name in (CA_CERT, CERT, KEY))
     options = [(f"grpc.max_{kind}_message_length", -1) for kind in ("send", "receive")]
-    address = f"127.0.0.1:{load.port}"
     if role == 0:
         credentials = grpc.ssl_channel_credentials(ca, key, cert)
-        with grpc.secure_channel(address, credentials, options) as channel:
+        with grpc.secure_channel(f"127.0.0.1:{load.calls}", credentials, options) as channel:
             grpc.channel_ready_future(channel).result(timeout=30)
             payload = np.ones(load.size // 4, np.float32)
             begin, used = time.perf_counter(), cpu()
@@ -209,7 +217,8 @@ def streamed(role: int, load: Load, pipe: Connection) -> None:
     server = grpc.server(ThreadPoolExecutor(1), options=options)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench", handlers)])
     server.add_secure_port(
-        address, grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+        f"127.0.0.1:{load.port}",
+        grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True),
     )
     server.start()
     pipe.send("ready")
@@ -228,9 +237,29 @@ def work(way: str, role: int, load: Load, pipe: Connection) -> None:
         asyncio.run(networked(role, secure, load, pipe))
 
 
-def measure(way: str, load: Load) -> Cost:
+def delay(seconds: float, target: int, pipe: Connection) -> None:
+    """Be a proxy, until the pipe ends."""
+
+    async def serve() -> None:
+        async with await Proxy.open(("127.0.0.1", target)) as proxy:
+            proxy.there.delay = proxy.back.delay = seconds
+            pipe.send(proxy.address[1])
+            await asyncio.to_thread(pipe.recv)
+
+    asyncio.run(serve())
+
+
+def measure(way: str, load: Load, rtt: float) -> Cost:
     """Run both processes; the sender's clock counts, until it has heard that all is there."""
     context = multiprocessing.get_context("fork")
+    if rtt:
+        pipe, end = context.Pipe()
+        proxy = context.Process(target=delay, args=(rtt / 2, load.port, end))
+        proxy.start()
+        cost = measure(way, replace(load, dialed=pipe.recv()), 0.0)
+        pipe.send(None)
+        proxy.join()
+        return cost
     pipes = [context.Pipe() for _ in range(2)]
     ends = [
         context.Process(target=work, args=(way, role, load, pipes[role][1])) for role in range(2)
@@ -258,9 +287,11 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=float, default=200.0, help="of each transfer")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rtt", type=float, default=0.0, help="milliseconds, by a proxy")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # plaintext is on purpose here
-    table = Table(title=f"{ssl.OPENSSL_VERSION}; load before: {os.getloadavg()[0]:.1f}")
+    title = f"{ssl.OPENSSL_VERSION}; {options.rtt:g} ms; load before: {os.getloadavg()[0]:.1f}"
+    table = Table(title=title)
     for heading in ("bytes", "way", "MB/s", "of bare", "CPU ms/MB", "times bare"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +303,8 @@ def main() -> None:
             found: dict[str, list[Cost]] = {way: [] for way in WAYS}
             for _ in range(options.repeat):
                 for way in WAYS:
-                    found[way].append(measure(way, Load(size, count, free_port(), keys)))
+                    load = Load(size, count, free_port(), keys)
+                    found[way].append(measure(way, load, options.rtt / 1e3))
             megabytes = size * count / 1e6
             base = Cost(1.0, 1.0)
             for way in WAYS:
