@@ -190,6 +190,18 @@ class BackendManners:
                 x[at % size] = bad
                 assert ops.finite(x) is False
 
+    def test_finds_what_is_not_finite_in_a_long_vector(self, ops: Ops) -> None:
+        """Also where a sum of all values would overflow."""
+        x = np.full(2**17 + 3, np.finfo(np.float32).max, np.float32)
+        assert ops.finite(x) is True
+        x[::2] = 1.0
+        for place in (0, 2**16, len(x) - 1):
+            for bad in (np.inf, -np.inf, np.nan):
+                kept, x[place] = x[place].copy(), bad
+                assert ops.finite(x) is False
+                x[place] = kept
+        assert ops.finite(x) is True
+
     def test_leaves_results_alone(self, ops: Ops) -> None:
         """A result belongs to the caller, however many others are made."""
         size = 2**18 + 5
