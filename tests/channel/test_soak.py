@@ -10,6 +10,7 @@ import resource
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import networkx as nx
 import numpy as np
@@ -108,6 +109,14 @@ class Soak:
         flying = sum(peer["in_flight_bytes"] for peer in counters["peers"].values())
         return counters["backlog"] + flying
 
+    def early_and_late(self) -> tuple[float, float]:
+        """Tell the memory after a third of the time, and at the end: the medians of five samples.
+
+        One alone depends on what happens to be under way.
+        """
+        third = len(self.memory) // 3
+        return median(self.memory[third - 2 : third + 3]), median(self.memory[-5:])
+
     def check(self) -> None:
         """Compare both ends of every link, and an early sample with the last."""
         for node, mine in enumerate(self.counters):
@@ -130,7 +139,7 @@ class Soak:
             # Each fragment was used, or counted as one of no use: replaced, or there at the end.
             assert tallies.keys() <= {"staleness", "superseded", "unused"}
             assert used + tallies["superseded"].count + tallies["unused"].count == mine["received"]
-        early, late = self.memory[len(self.memory) // 3], self.memory[-1]
+        early, late = self.early_and_late()
         assert late <= 1.05 * early, [m >> 20 for m in self.memory]
         assert len(set(self.descriptors)) == 1
         assert max(self.tasks) == min(self.tasks)
@@ -162,11 +171,11 @@ def soak(folder, nodes: int, seconds: float, *, degree: int, size: int, training
     trial.check()
     rounds = [pump.accounts.trained for pump in trial.pumps]
     moved = sum(mine["received_bytes"] for mine in trial.counters)
+    early, late = trial.early_and_late()
     sys.stdout.write(
         f"{nodes} nodes, {seconds:.0f} s: {min(rounds)} to {max(rounds)} rounds, "
         f"{moved / 1e6:.0f} MB in {sum(mine['received'] for mine in trial.counters):,} messages; "
-        f"MiB after a third and at the end: {trial.memory[len(trial.memory) // 3] / 2**20:.1f}, "
-        f"{trial.memory[-1] / 2**20:.1f}\n"
+        f"{early / 2**20:.1f} MiB after a third, {late / 2**20:.1f} MiB at the end\n"
     )
 
 
