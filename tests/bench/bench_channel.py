@@ -145,8 +145,8 @@ class Counting:
         """Go on."""
 
 
-async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> None:
-    """Send from node 0 to node 1 through networks; node 1 answers the last message."""
+def join(role: int, *, secure: bool, load: Load, uplink_bps: float | None = None) -> Network:
+    """Make one of the two networks."""
     certificates = [security(load, node) for node in (0, 1)]
     roster = Roster.of(
         [
@@ -162,13 +162,19 @@ async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> No
     hello = Hello(
         run="bench", epoch=0, index=role, incarnation=1, algorithm="none", version="0", layout=""
     )
-    network = Network(
+    listen = Address("127.0.0.1", load.port) if role else None
+    return Network(
         roster,
         hello,
         certificates[role] if secure else Security(insecure=True),
-        Settings(limit=load.size, listen=Address("127.0.0.1", load.port) if role else None),
+        Settings(limit=load.size, listen=listen, uplink_bps=uplink_bps),
         Seeds(0).generator(role, "jitter"),
     )
+
+
+async def networked(role: int, secure: bool, load: Load, pipe: Connection) -> None:
+    """Send from node 0 to node 1 through networks; node 1 answers the last message."""
+    network = join(role, secure=secure, load=load)
     counting = Counting(load.count if role else 1)
     await network.open(counting)
     if role:
