@@ -147,7 +147,7 @@ class Proxy:
         # Bound and not listening: while this proxy is cut nobody else gets its port.
         self._keeper = _bound((host, port))
         self.address: Place = self._keeper.getsockname()[:2]
-        self._server: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -189,8 +189,11 @@ class Proxy:
 
     async def cut(self) -> None:
         """Reset all connections, and refuse new ones; return when that is done."""
-        server, self._server = self._server, None
-        tasks = [*self._connections, *([] if server is None else [server])]
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        tasks = list(self._connections)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,16 +204,16 @@ class Proxy:
             raise ValueError("this proxy is closed")
         self.there.resume()
         self.back.resume()
-        if self._server is None:
+        if self._listening is None:
             listening = _bound(self.address)
             try:
                 listening.listen(128)
             except OSError:
                 listening.close()
                 raise
-            self._server = asyncio.get_running_loop().create_task(self._serve(listening))
-            # A task that is cancelled before it has begun closes nothing.
-            self._server.add_done_callback(lambda _: listening.close())
+            self._listening = listening
+            # Not the loop's sock_accept: one that is cancelled may lose a caller.
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
         """Cut it for good."""
@@ -233,19 +236,16 @@ class Proxy:
 
     # ------------------------------------------------------------------------------ inside
 
-    async def _serve(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                caller, _ = await loop.sock_accept(listening)
-            except OSError:  # it has gone already, or there are no descriptors left
-                await asyncio.sleep(_AHEAD)
-                continue
-            self.accepted += 1
-            task = loop.create_task(self._connect(caller))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-            task.add_done_callback(partial(_ended, caller))
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            caller, _ = listening.accept()
+        except OSError:  # it has gone already, or there are no descriptors left
+            return
+        self.accepted += 1
+        task = asyncio.get_running_loop().create_task(self._connect(caller))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(partial(_ended, caller))
 
     async def _connect(self, caller: socket.socket) -> None:
         """Be one connection, to its end."""
