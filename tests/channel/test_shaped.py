@@ -64,8 +64,8 @@ async def opened(world: Neighborhood, **how):
     """Open the networks of all nodes, and wait until all their links are up."""
     diaries = [Diary() for _ in world.graph]
     networks = [world.network(node, **how) for node in world.graph]
-    for network, diary in zip(networks, diaries, strict=True):
-        await network.open(diary)
+    for network, diary in reversed(list(zip(networks, diaries, strict=True))):
+        await network.open(diary)  # whoever is dialed is there by then
     await until(lambda: all(n.up == tuple(sorted(world.graph[i])) for i, n in enumerate(networks)))
     return networks, diaries
 
@@ -241,9 +241,9 @@ class Group:
         return vector
 
     async def open(self) -> None:
-        for pump, network in zip(self.pumps, self.networks, strict=True):
+        for pump, network in reversed(list(zip(self.pumps, self.networks, strict=True))):
             pump.start(patience=20 * SECOND)
-            await network.open(pump)
+            await network.open(pump)  # whoever is dialed is there by then
         await self.running
         segment = Segment(last_round=10**6)
         self.running = asyncio.gather(*(pump.run(segment) for pump in self.pumps))
