@@ -21,7 +21,13 @@ class NoSidecar(RuntimeFault):
 
 
 def ask(
-    address: str, do: str, blobs: Sequence[bytes] = (), *, patience: float = 10.0, **values: Any
+    address: str,
+    do: str,
+    blobs: Sequence[bytes] = (),
+    *,
+    patience: float = 10.0,
+    look: Callable[[], object] = lambda: None,
+    **values: Any,
 ) -> dict[str, Any]:
     """Say one thing to a sidecar, and return its answer.
 
@@ -35,6 +41,8 @@ def ask(
         What goes with it.
     patience : float (default: 10.0)
         Seconds to wait for a sidecar that is about to start.
+    look : callable, optional
+        Called while it is waited for; may raise to give up.
     **values
         The details.
 
@@ -45,7 +53,7 @@ def ask(
     DecentralError
         If it refuses, with the fault that it has found.
     """
-    with connect(address, patience) as connection:
+    with connect(address, patience, look) as connection:
         connection.settimeout(_ANSWER_S)
         try:
             connection.sendall(encode_frame({"do": do, **values}, blobs))

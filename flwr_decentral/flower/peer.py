@@ -19,14 +19,10 @@ time, each gets a sidecar that meets the others over Unix sockets of the run.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +30,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from flwr_decentral.channel.attachment import Assignment, Attachment
-from flwr_decentral.channel.client import NoSidecar, ask, connect
+from flwr_decentral.channel.client import NoSidecar, ask
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.core import AlgorithmError, DecentralError
 from flwr_decentral.core.layout import Layout
@@ -42,6 +38,7 @@ from flwr_decentral.core.layout import Layout
 from .calls import Call, Slot, Task, run_seeded, train
 from .control import CONTROL
 from .records import encode, to_numpy, to_record
+from .start import find, local_address, socket_of
 
 _KEYS: Final = ("socket", "address", "listen", "ca", "cert", "key", "insecure")
 _START_S: Final = 30.0
@@ -76,7 +73,7 @@ def local_peer(node_config: dict[str, Any], run: str) -> Iterator[None]:
         yield
         return
     name = f"flwr-decentral-peer-{os.getuid()}-{run}-{node_config['partition-id']}"
-    node_config["peer-address"] = f"unix:{_socket_address(name)}"
+    node_config["peer-address"] = f"unix:{local_address(name)}"
     try:
         yield
     finally:
@@ -95,68 +92,10 @@ def peer_facts(node_config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not has_peer(node_config):
         return None
     try:
-        return ask(_find(node_config), "who", patience=_START_S)
+        place = find(node_config)
+        return ask(place.address, "who", patience=_START_S, look=place.look)
     except DecentralError as error:
-        return {"error": str(error)}
-
-
-def _place(node_config: Mapping[str, Any]) -> str:
-    """Tell where the sidecar listens, if there is one."""
-    socket = str(node_config.get("peer-socket", ""))
-    return socket or own_socket(sidecar_arguments(node_config))
-
-
-def _find(node_config: Mapping[str, Any]) -> str:
-    """Tell where the sidecar listens; start it unless it runs, or is an operator's."""
-    address = _place(node_config)
-    if "peer-socket" in node_config:
-        return address
-    with contextlib.suppress(NoSidecar), connect(address, patience=0.0):
-        return address
-    log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
-    command = [
-        *(sys.executable, "-m", "flwr_decentral.cli"),
-        *("sidecar", "--own", "--socket", address),
-        *sidecar_arguments(node_config),
-    ]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    # A session of its own, and nobody who waits for it: it has to outlive this process.
-    process = os.posix_spawn(
-        sys.executable,
-        command,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log_file, flags, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
-    log(INFO, "Started a sidecar, process %d, which logs to %s", process, log_file)
-    return address
-
-
-def sidecar_arguments(node_config: Mapping[str, Any]) -> list[str]:
-    """Write what a node config says of the sidecar as arguments of the command line."""
-    arguments = []
-    for key in ("address", "listen", "ca", "cert", "key"):
-        if value := str(node_config.get(f"peer-{key}", "")):
-            arguments += [f"--{key}", value]
-    if node_config.get("peer-insecure", False):
-        arguments.append("--insecure")
-    return arguments
-
-
-def own_socket(arguments: Sequence[str]) -> str:
-    """Name the socket of the sidecar that is started with these arguments, for this user."""
-    digest = hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:16]
-    return _socket_address(f"flwr-decentral-sidecar-{os.getuid()}-{digest}")
-
-
-def _socket_address(name: str) -> str:
-    if sys.platform != "linux":  # pragma: no cover - not on Linux
-        return str(Path(tempfile.gettempdir()) / name)
-    return f"@{name}"
+        return {"error": str(error.args[0])}
 
 
 # --- a segment ------------------------------------------------------------------------------------
@@ -166,11 +105,11 @@ def segment(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> R
     """Train for the sidecar until the segment is over; reply with the report."""
     order = Order.from_json(str(control["order"]))
     names = _names(control)
-    socket = _find(call.context.node_config)
+    place = find(call.context.node_config)
     blobs = _prime(call, control, names, order)
     values = {"order": str(control["order"]), "allowed": float(control["patience"])}
     try:
-        answer = ask(socket, "order", blobs, patience=_START_S, **values)
+        answer = ask(place.address, "order", blobs, patience=_START_S, look=place.look, **values)
     except NoSidecar:
         raise  # it may be back for the next segment
     except DecentralError as refusal:
@@ -284,15 +223,17 @@ def release(call: Call, control: Mapping[str, Any], config: dict[str, Any]) -> R
     """Tell the sidecar that the run has ended; one that has ended itself need not be told."""
     del config
     with contextlib.suppress(NoSidecar):
-        place = _place(call.context.node_config)
-        ask(place, "release", patience=0.0, run=str(control["run"]))
+        socket = socket_of(call.context.node_config)
+        ask(socket, "release", patience=0.0, run=str(control["run"]))
     return RecordDict({CONTROL: ConfigRecord({"released": True})})
 
 
 def _fetching(call: Call, control: Mapping[str, Any]) -> Attachment:
     """Attach to the sidecar without being its trainer."""
-    address = _find(call.context.node_config)
-    answer = ask(address, "model", patience=_START_S, run=str(control["run"]))
+    place = find(call.context.node_config)
+    answer = ask(
+        place.address, "model", patience=_START_S, look=place.look, run=str(control["run"])
+    )
     return Attachment(answer["handoff"], {})
 
 
