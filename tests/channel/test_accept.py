@@ -1,13 +1,17 @@
-"""Listening ends at any moment, and nothing of it is left."""
+"""Callers that come and go at the worst moment: nothing of them is left."""
 
 import asyncio
+import gc
 import socket
+import struct
 import traceback
+import warnings
 
 import pytest
 
 from flwr_decentral.channel.roster import Address
 from flwr_decentral.channel.sockets import Entrance
+from flwr_decentral.channel.stream import shake_hands
 
 pytestmark = pytest.mark.net
 
@@ -42,3 +46,28 @@ def test_who_calls_as_listening_ends_is_refused_and_not_lost():
 
     asyncio.run(work())
     assert not lost
+
+
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="ssl.wrap_socket takes the descriptor over and forgets it, where a caller has reset the "
+    "connection already: it is closed when it is collected, with a ResourceWarning",
+)
+def test_a_caller_that_has_reset_the_connection_leaves_nothing_open(passports):
+    context = passports.good[0].security.load().server
+
+    async def work():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            caller = socket.create_connection(listening.getsockname())
+            connection, _ = listening.accept()
+            connection.setblocking(False)
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            caller.close()
+            with pytest.raises(OSError):
+                await shake_hands(connection, context, server_side=True, linger=0.1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(work())
+        gc.collect()
+    assert not [each for each in caught if each.category is ResourceWarning]
