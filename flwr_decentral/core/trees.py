@@ -18,12 +18,13 @@ u / kappa, with
 :func:`binary_tree`     node 0 with 1, each w from 1 on with 2w and 2w+1
 :func:`double_binary_trees`  that tree and its mirror image, i as n-1-i: no node is inner in both
 :func:`spanning_tree`   shortest paths of any connected graph, from the best root
+:func:`spanning_forest`  one for each part of a graph that has fallen apart
 ======================  ========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,19 +35,20 @@ from numpy.typing import NDArray
 from .errors import ConfigurationError
 
 _ROOT = -1
+_AWAY = -2
 _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree on the nodes 0 to n-1, hung up at a root.
+    """A tree on the nodes 0 to n-1, or on some of them, hung up at a root.
 
-    Trees compare by what is hung below what.
+    Trees compare by what is hung below what. The length of a tree is the number of nodes in it.
 
     Parameters
     ----------
     parents : tuple of int
-        The parent of each node; -1 for the root.
+        The parent of each node; -1 for the root, and -2 for nodes that are not in the tree.
 
     Examples
     --------
@@ -69,7 +71,7 @@ class Tree:
             If it is none: not connected, or with a cycle, which is named.
         """
         tree = _shortest_paths(_ascending(graph), root)
-        if tree is None:
+        if len(tree) < len(graph):
             raise ConfigurationError("the graph is no tree: it is not connected")
         if graph.number_of_edges() >= len(graph):
             cycle = [str(node) for node in _cycle(graph, tree)]
@@ -79,7 +81,7 @@ class Tree:
         return tree
 
     def __len__(self) -> int:
-        return len(self.parents)
+        return len(self.present)
 
     @property
     def root(self) -> int:
@@ -87,9 +89,14 @@ class Tree:
         return self.parents.index(_ROOT)
 
     @cached_property
+    def present(self) -> tuple[int, ...]:
+        """The nodes that are in the tree, ascending."""
+        return tuple(v for v, parent in enumerate(self.parents) if parent != _AWAY)
+
+    @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Each edge once, as (parent, child), by child."""
-        return tuple((parent, v) for v, parent in enumerate(self.parents) if parent != _ROOT)
+        return tuple((parent, v) for v, parent in enumerate(self.parents) if parent >= 0)
 
     @cached_property
     def neighbors(self) -> tuple[tuple[int, ...], ...]:
@@ -102,10 +109,10 @@ class Tree:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many nodes hang at each node, itself included."""
-        sizes = [1] * len(self)
+        """How many nodes hang at each node, itself included; 0 at those not in the tree."""
+        sizes = [int(parent != _AWAY) for parent in self.parents]
         for v in reversed(self._downward):
-            if self.parents[v] != _ROOT:
+            if self.parents[v] >= 0:
                 sizes[self.parents[v]] += sizes[v]
         return tuple(sizes)
 
@@ -119,7 +126,7 @@ class Tree:
 
     @cached_property
     def eccentricities(self) -> tuple[int, ...]:
-        """How far away the farthest node is from each, in hops."""
+        """How far away the farthest node is from each, in hops; -1 for nodes not in the tree."""
         # The node farthest from any other is an end of a longest path, and one of the two ends of
         # a longest path is as far from a node as any.
         one = self._hops(self._downward[-1])
@@ -160,8 +167,8 @@ class Tree:
         return 1 + self.mean_distance - (0 if overlap else 1 - 1 / len(self))
 
     def distances(self) -> NDArray[np.int64]:
-        """Count the hops tau_ij between all pairs, shape (n, n)."""
-        return np.stack([self._hops(node) for node in range(len(self))])
+        """Count the hops tau_ij between all pairs, shape (n, n); -1 where no path leads."""
+        return np.stack([self._hops(node) for node in range(len(self.parents))])
 
     def lags(self, *, overlap: bool = False) -> NDArray[np.int64]:
         """List by how many steps node i is behind on node j, shape (n, n)."""
@@ -180,7 +187,7 @@ class Tree:
         return tuple(order)
 
     def _hops(self, start: int) -> NDArray[np.int64]:
-        hops = np.full(len(self), -1)
+        hops = np.full(len(self.parents), -1)
         hops[start] = 0
         order = [start]
         for v in order:
@@ -240,20 +247,54 @@ def spanning_tree(graph: nx.Graph[int], root: int | None = None) -> Tree:
     ((0, 1), (1, 2), (4, 3), (0, 4))
     """
     neighbors = _ascending(graph)
-    roots = range(len(graph)) if root is None else [root]
+    if not neighbors:
+        raise ConfigurationError("a tree needs at least one node")
+    first = 0 if root is None else root
+    if len(_shortest_paths(neighbors, first)) < len(graph):
+        raise ConfigurationError(
+            f"no tree spans the topology: no path leads from node {first} to some other"
+        )
+    return _best(neighbors, range(len(graph)) if root is None else [root], len(graph))
+
+
+def spanning_forest(graph: nx.Graph[int]) -> tuple[Tree, ...]:
+    """Choose a spanning tree for each part of a graph, as :func:`spanning_tree` does for a whole.
+
+    Parameters
+    ----------
+    graph : networkx.Graph
+        Any graph on the nodes 0 to n-1.
+
+    Returns
+    -------
+    tuple of Tree
+        For each node the tree that it is in: the same one for all nodes in reach of one another.
+
+    Examples
+    --------
+    >>> forest = spanning_forest(nx.Graph([(0, 1), (1, 3), (0, 3), (2, 4)]))
+    >>> forest[0].edges, forest[2].edges, len(forest[4])
+    (((0, 1), (0, 3)), ((2, 4),), 2)
+    """
+    neighbors = _ascending(graph)
+    trees: dict[int, Tree] = {}
+    for node in range(len(graph)):
+        if node not in trees:
+            part = _shortest_paths(neighbors, node).present
+            trees |= dict.fromkeys(part, _best(neighbors, part, len(part)))
+    return tuple(trees[node] for node in range(len(graph)))
+
+
+def _best(neighbors: list[list[int]], roots: Sequence[int], size: int) -> Tree:
+    """Choose among the trees of so many nodes that hang at some roots."""
     best: tuple[float, int, Tree] | None = None
-    for candidate in roots:
-        tree = _shortest_paths(neighbors, candidate)
-        if tree is None:
-            raise ConfigurationError(
-                f"no tree spans the topology: no path leads from node {candidate} to some other"
-            )
+    for root in roots:
+        tree = _shortest_paths(neighbors, root, size)
         # The diameter is worked out for those trees only that it can decide about.
         distance = tree.mean_distance
         if best is None or distance < best[0] or (distance == best[0] and tree.diameter < best[1]):
             best = distance, tree.diameter, tree
-    if best is None:
-        raise ConfigurationError("a tree needs at least one node")
+    assert best is not None  # there is at least one root
     return best[2]
 
 
@@ -263,20 +304,19 @@ def _ascending(graph: nx.Graph[int]) -> list[list[int]]:
     return [sorted(graph[node]) for node in range(len(graph))]
 
 
-def _shortest_paths(neighbors: list[list[int]], root: int) -> Tree | None:
-    """Search breadth first; None if some node is not reached."""
-    parents: list[int | None] = [None] * len(neighbors)
+def _shortest_paths(neighbors: list[list[int]], root: int, size: int | None = None) -> Tree:
+    """Search breadth first, until so many nodes are found; by default all that can be reached."""
+    parents = [_AWAY] * len(neighbors)
     parents[root] = _ROOT
     order = [root]
     for v in order:
         for w in neighbors[v]:
-            if parents[w] is None:
+            if parents[w] == _AWAY:
                 parents[w] = v
                 order.append(w)
-        if len(order) == len(neighbors):
+        if len(order) == (size or len(neighbors)):
             break
-    reached = [parent for parent in parents if parent is not None]
-    return Tree(tuple(reached)) if len(reached) == len(neighbors) else None
+    return Tree(tuple(parents))
 
 
 def _cycle(graph: nx.Graph[int], tree: Tree) -> Iterable[int]:

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from flwr_decentral.core import ConfigurationError, Tree
 from flwr_decentral.core.topology import build
-from flwr_decentral.core.trees import binary_tree, double_binary_trees, spanning_tree
+from flwr_decentral.core.trees import (
+    binary_tree,
+    double_binary_trees,
+    spanning_forest,
+    spanning_tree,
+)
 
 
 @st.composite
@@ -172,6 +177,51 @@ def test_spanning_tree_of_the_davis_graph():
     tree = spanning_tree(build("davis-southern-women", 32))
     assert len(tree.edges) == 31
     assert tree.diameter <= 2 * nx.radius(build("davis-southern-women", 32))
+
+
+@pytest.mark.slow
+@given(connected_graphs(), st.data())
+@some
+def test_a_forest_is_a_spanning_tree_of_each_part(graph, data):
+    gone = data.draw(st.sets(st.sampled_from(sorted(graph.edges)))) if graph.edges else set()
+    rest = nx.Graph(graph)
+    rest.remove_edges_from(gone)
+    forest = spanning_forest(rest)
+    assert len(forest) == len(graph)
+    for part in map(sorted, nx.connected_components(rest)):
+        numbers = {node: i for i, node in enumerate(part)}
+        alone = spanning_tree(nx.relabel_nodes(rest.subgraph(part), numbers))
+        tree = forest[part[0]]
+        assert all(forest[node] == tree for node in part)
+        assert tree.present == tuple(part)
+        assert (len(tree), tree.root) == (len(part), part[alone.root])
+        assert tree.kappa() == alone.kappa()
+        assert tree.diameter == alone.diameter
+        tau = tree.distances()
+        np.testing.assert_array_equal(tau[np.ix_(part, part)], alone.distances())
+        assert (np.delete(tau[part], part, axis=1) == -1).all()
+        for node in part:
+            assert [numbers[peer] for peer in tree.neighbors[node]] == list(
+                alone.neighbors[numbers[node]]
+            )
+            assert tree.eccentricities[node] == alone.eccentricities[numbers[node]]
+            for peer in tree.neighbors[node]:
+                assert tree.behind(node, peer) == alone.behind(numbers[node], numbers[peer])
+
+
+def test_a_tree_may_leave_nodes_out():
+    tree = spanning_forest(nx.Graph([(1, 3), (3, 4), (0, 2)]))[4]
+    assert tree == Tree((-2, -1, -2, 1, 3))
+    assert (len(tree), tree.present, tree.sizes) == (3, (1, 3, 4), (0, 3, 0, 2, 1))
+    assert tree.neighbors == ((), (3,), (), (1, 4), (3,))
+    assert tree.eccentricities == (-1, 2, -1, 1, 2)
+    assert tree.kappa() == pytest.approx(Tree.of(nx.path_graph(3)).kappa())
+
+
+def test_the_forest_of_a_connected_graph_is_its_spanning_tree():
+    for spec, nodes in {"torus": 12, "complete": 7, "binary-tree": 9, "chain": 1}.items():
+        graph = build(spec, nodes)
+        assert set(spanning_forest(graph)) == {spanning_tree(graph)}
 
 
 def test_trees_compare_by_value():

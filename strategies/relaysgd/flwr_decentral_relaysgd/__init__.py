@@ -28,6 +28,9 @@ takes its edges with it; then sums get shorter by what was behind them and n bec
 members that are left, one hop a step, without any agreement. What a node fills up with after the
 first steps is its last average, so that none of this throws it back.
 
+Where the tree is the spanning tree of a topology with cycles, it is planned anew when nodes or
+links come and go: see :mod:`flwr_decentral_relaysgd.epochs`.
+
 An average of late models is slower by kappa, see :mod:`flwr_decentral.core.trees`: the rates of the
 paper's experiments are that much higher than those of centralized training.
 
@@ -37,7 +40,8 @@ Differences from the paper and its code
   are the other values of ``missing``.
 - The code fills up with the initial model (or, if told so, with the last average) for ever; here
   the initial model is for the steps that it is meant for, which are as many as there are hops.
-- Membership, nodes that catch up, and spanning trees with the best root are ours.
+- Membership, nodes that catch up, spanning trees with the best root, and new trees in the course
+  of a run are ours.
 - u is any number of local steps of any optimizer; with Adam this is the paper's Relay-Adam.
 - The variant that mixes models and updates, which no table of the paper uses, is left out.
 """

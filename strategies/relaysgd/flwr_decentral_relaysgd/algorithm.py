@@ -49,7 +49,8 @@ class RelaySGD(Algorithm):
         not be lost: what a node missed, it misses for ever.
     tree : {"given", "spanning", "double-binary"}
         The topology is the tree; or the tree of shortest paths that has the least mean distance is
-        chosen from any connected topology; or the even coordinates are relayed along the binary
+        chosen from any connected topology, and, if that has cycles and models are relayed, again
+        whenever nodes or links come and go; or the even coordinates are relayed along the binary
         tree and the odd ones along its mirror image, for topologies that have both, so that no
         node sends more than two models a step.
     mode : {"lockstep", "overlapped", "latest"}
@@ -199,14 +200,23 @@ class RelaySGD(Algorithm):
             trees=self.trees(site.topology),
             partition=partition,
             missing=self.missing if self.variant == "model" else "zero",
-            scale=self.kappa(site.topology) if self.rate_scale == "kappa" else 1.0,
+            # Without waiting, at an equal pace, sums are used in the step after theirs.
+            overlap=self.mode != "lockstep",
+            scaled=self.rate_scale == "kappa",
             wire=self.wire,
         )
-        kappa = self.kappa(site.topology)
+        # An update must count once, so that none may be told again along another tree.
+        cyclic = site.topology.number_of_edges() >= site.size
+        replans = self.tree == "spanning" and self.variant == "model" and cyclic
         if self.mode == "latest":
-            return LatestMachine(site, relay, kappa=kappa)
-        overlap = self.mode == "overlapped"
-        return RelayMachine(site, relay, kappa=kappa, overlap=overlap, patience=self.patience)
+            return LatestMachine(site, relay, replans=replans)
+        return RelayMachine(
+            site,
+            relay,
+            replans=replans,
+            overlap=self.mode == "overlapped",
+            patience=self.patience,
+        )
 
 
 @lru_cache(maxsize=8)

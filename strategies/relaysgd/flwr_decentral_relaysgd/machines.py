@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from flwr_decentral.core import (
     Command,
     DropQueued,
-    Machine,
     Message,
     PeerDown,
     PeerUp,
@@ -23,13 +22,14 @@ from flwr_decentral.core import (
 )
 from flwr_decentral.core.lockstep import Letter, LockstepMachine
 
+from .epochs import EpochMachine
 from .relay import Key, Parts, Relay, Sums
 
 _FAR_AHEAD = 2
 """Steps that a neighbor has to be ahead for a node to know that it comes late."""
 
 
-class RelayMachine(LockstepMachine):
+class RelayMachine(EpochMachine, LockstepMachine):
     """One node of :class:`RelaySGD` that waits for its neighbors' sums.
 
     Attributes
@@ -44,22 +44,35 @@ class RelayMachine(LockstepMachine):
         For how many rounds more this node, which has been away, only listens.
     """
 
-    STATE = (*LockstepMachine.STATE, "own", "trained", "held", "catching_up")
+    STATE = (
+        *EpochMachine.STATE,
+        *LockstepMachine.STATE,
+        "own",
+        "trained",
+        "held",
+        "catching_up",
+    )
 
     def __init__(
-        self, site: Site, relay: Relay, *, kappa: float, overlap: bool, patience: float
+        self, site: Site, relay: Relay, *, replans: bool, overlap: bool, patience: float
     ) -> None:
-        super().__init__(site, overlap=overlap, patience=patience, wire=relay.wire)
-        self.relay, self.kappa = relay, kappa
+        super().__init__(site, relay, replans=replans, overlap=overlap, patience=patience)
         self.own: Parts | None = None
         self.trained: Parts | None = None
         self.held: Sums = {}
         self.catching_up = 0
 
-    def on_started(self, event: Started) -> Iterator[Command]:
-        """Say how late models are, and begin round 1."""
-        yield Report(name="kappa", total=self.kappa)
-        yield from super().on_started(event)
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """The neighbors whose sums are still to come; while links settle, all in reach."""
+        if self.settling and not self.training:
+            return tuple(sorted(self.up))
+        return super().waits_for
+
+    def on_train_done(self, event: TrainDone) -> Iterator[Command]:
+        """Exchange, if that has not begun before training, and settle once all is in."""
+        yield from self._remind()
+        yield from super().on_train_done(event)
 
     def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
         """Go on without a neighbor and all nodes behind it."""
@@ -105,7 +118,9 @@ class RelayMachine(LockstepMachine):
 
     def found_behind(self) -> None:
         """Listen first: what this node knows is old, and its neighbors' average is at hand."""
-        if not self.relay.of_updates:
+        # Neighbors on a new tree may be ahead of one that has been in touch with others.
+        in_touch = self.links is not None and len(self.up & self.heard.keys()) > 1
+        if not self.relay.of_updates and not in_touch:
             # Where this round's messages are out, those of the next are the first to leave out.
             self.catching_up = 2 if self.sent else 1
 
@@ -134,6 +149,39 @@ class RelayMachine(LockstepMachine):
             self.own = None if self.catching_up else trained
         self.catching_up = max(self.catching_up - 1, 0)
 
+    def take(self, event: Received) -> Iterable[Command]:
+        """Put a message where its step belongs."""
+        return LockstepMachine.on_received(self, event)
+
+    def forget(self) -> Iterator[Command]:
+        """Drop all sums."""
+        letters = [each for box in (self.inbox, self.ahead) for each in box.values() if each]
+        if letters:
+            nbytes = sum(message_bytes(len(each[-1]), self.wire) for each in letters)
+            yield Report(name="stale-message", count=len(letters), nbytes=nbytes)
+        self.inbox, self.ahead, self.held = {}, {}, {}
+
+    def tell(self, peers: list[int]) -> Iterator[Command]:
+        """Send the sums of this round or, while there are none, say which it is."""
+        return self._tell(peers)
+
+    def proceed(self) -> Iterator[Command]:
+        """Go on, if all is in."""
+        return self._go_on()
+
+    def _tell(self, peers: Iterable[int]) -> Iterator[Command]:
+        if self.settling:
+            self.owing.update(peers)
+        else:
+            yield from super()._tell(peers)
+
+    def _hear(self, source: int, step: int) -> Iterator[Command]:
+        before = self.round
+        yield from super()._hear(source, step)
+        if self.round != before and self.changes:
+            # Others may wait for a round that this node has left out.
+            yield from self._tell(sorted(self.up - {source}))
+
     def _missed(self, letters: dict[Key, Letter]) -> Iterator[Report]:
         """Count the sums that did not come, and how old those are that stand in for them."""
         edges = [(peer, t) for peer in sorted(self.up) for t in self.slots(peer)]
@@ -146,13 +194,13 @@ class RelayMachine(LockstepMachine):
 
     def _reference(self) -> Vector:
         """Choose what fills up: the initial model for as long as contributions are on their way."""
-        first = self.round < self.relay.eccentricity + self.overlap
+        first = not self.changes and self.round < self.relay.eccentricity + self.overlap
         if self.relay.missing == "initial" or (first and self.relay.keeps):
             return self.site.initial
         return self.model
 
 
-class LatestMachine(Machine):
+class LatestMachine(EpochMachine):
     """One node of :class:`RelaySGD` that waits for nobody.
 
     Attributes
@@ -165,21 +213,23 @@ class LatestMachine(Machine):
         The newest sum of each edge.
     apart : bool
         It has been without neighbors, and has not averaged with any since.
+    agreed : set of int
+        The neighbors that have sent a sum of this epoch.
     """
 
-    STATE = ("model", "round", "own", "held", "apart")
+    STATE = (*EpochMachine.STATE, "round", "own", "held", "apart", "agreed")
 
-    def __init__(self, site: Site, relay: Relay, *, kappa: float) -> None:
-        super().__init__(site, relay.wire)
-        self.relay, self.kappa = relay, kappa
+    def __init__(self, site: Site, relay: Relay, *, replans: bool) -> None:
+        super().__init__(site, relay, replans=replans)
         self.round = 1
         self.own: Parts | None = None
         self.held: Sums = {}
         self.apart = True
+        self.agreed: set[int] = set()
 
-    def on_started(self, event: Started) -> Iterable[Command]:
+    def on_started(self, event: Started) -> Iterator[Command]:
         """Say how late models are, and begin round 1."""
-        yield Report(name="kappa", total=self.kappa)
+        yield from super().on_started(event)
         yield Train(round=self.round, model=self.model)
 
     def on_train_done(self, event: TrainDone) -> Iterator[Command]:
@@ -190,13 +240,13 @@ class LatestMachine(Machine):
         late = self.apart and ahead >= _FAR_AHEAD
         self.apart = self.apart and not self.held
         self.own = None if late else trained
-        # What has not been sent is outdated.
-        yield DropQueued()
+        yield from self._clear()
+        yield from self._remind()
         yield from self._tell(sorted(self.up), event.round)
         ages = [max(event.round - each[0], 0) for each in self.held.values()]
         if ages:
             yield Report(name="staleness", count=len(ages), total=float(sum(ages)))
-        first = event.round <= self.relay.eccentricity
+        first = not self.changes and event.round <= self.relay.eccentricity
         reference = self.site.initial if first else self.model
         outcome = self.relay.average(
             self.model, trained, self.held, self.up, reference, counted=not late
@@ -207,7 +257,22 @@ class LatestMachine(Machine):
         self.round = event.round + 1
         yield Train(round=self.round, model=self.model)
 
-    def on_received(self, event: Received) -> Iterator[Command]:
+    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
+        """Tell a returning neighbor what it has missed."""
+        yield from super().on_peer_up(event)
+        yield from self.tell([event.peer])
+
+    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
+        """Go on without a neighbor and all nodes behind it."""
+        yield DropQueued(to=event.peer)
+        self.agreed.discard(event.peer)
+        if not self.up:
+            self.apart, self.own = True, None
+        for t in self.relay.slots(event.peer):
+            self.held.pop((event.peer, t), None)
+        yield from super().on_peer_down(event)
+
+    def take(self, event: Received) -> Iterator[Command]:
         """Keep a sum, if none newer is held."""
         read = self.relay.read(event.source, event.message)
         if read is None:
@@ -215,6 +280,7 @@ class LatestMachine(Machine):
                 yield Report(name="bad-message", nbytes=event.message.nbytes)
             return
         t, letter = read
+        self.agreed.add(event.source)
         held = self.held.get((event.source, t))
         if held is None or held[0] < letter.step:
             self.held[event.source, t] = letter
@@ -222,20 +288,41 @@ class LatestMachine(Machine):
             nbytes = message_bytes(len(letter.content), self.wire)
             yield Report(name="stale-message", nbytes=nbytes)
 
-    def on_peer_up(self, event: PeerUp) -> Iterator[Command]:
-        """Tell a returning neighbor what it has missed."""
-        if self.own is not None:
-            yield from self._tell([event.peer], self.round - 1)
+    def forget(self) -> Iterator[Command]:
+        """Drop all sums."""
+        self.held, self.agreed = {}, set()
+        yield from ()
 
-    def on_peer_down(self, event: PeerDown) -> Iterator[Command]:
-        """Go on without a neighbor and all nodes behind it."""
-        yield DropQueued(to=event.peer)
-        if not self.up:
-            self.apart, self.own = True, None
-        for t in self.relay.slots(event.peer):
-            self.held.pop((event.peer, t), None)
+    def tell(self, peers: list[int]) -> Iterator[Command]:
+        """Send the sums of the last training again."""
+        if self.own is not None:
+            yield from self._tell(peers, self.round - 1)
+
+    def proceed(self) -> Iterator[Command]:
+        """Wait for nobody."""
+        yield from ()
+
+    def _clear(self) -> Iterator[Command]:
+        """Drop what has not been sent and is outdated."""
+        if self.links is None or not self.links.view:
+            yield DropQueued()
+        elif not self.settling:
+            # What is said of links must get out, to whom it may be news.
+            for peer in sorted(self.up & self.agreed):
+                yield DropQueued(to=peer)
+
+    def _hold(self, at: int) -> Iterator[Command]:
+        if not self.settling:
+            # The news come first: sums are sent again after that.
+            for peer in sorted(self.agreed):
+                yield DropQueued(to=peer)
+            self.owing |= self.agreed
+        yield from super()._hold(at)
 
     def _tell(self, peers: Sequence[int], step: int) -> Iterator[Send]:
+        if self.settling:
+            self.owing.update(peers)
+            return
         for peer, message in self.relay.messages(peers, step, self.own, self.held, self.up):
             if message.payload is not None:
                 yield Send(to=peer, message=message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 from flwr_decentral.core import Interleaved, Message, Site, TrainDone, Tree, Vector
@@ -81,18 +81,33 @@ class Relay:
         Which coordinates belong to which tree, if there are several.
     missing : str
         What fills the place of missing contributions; ``"zero"`` if updates are relayed.
-    scale : float
-        The factor on what training adds.
+    overlap : bool
+        Sums are used a step after they were sent.
+    scaled : bool
+        Multiply what training adds by kappa.
     wire : {"float32", "bfloat16", "float16", "int8"}
         The form in which sums travel. Each hop rounds anew.
+    epoch : int (default: 0)
+        The number of the tree, which messages carry unless it is 0.
     """
 
     site: Site
     trees: tuple[Tree, ...]
     partition: Interleaved | None
     missing: str
-    scale: float
+    overlap: bool
+    scaled: bool
     wire: Wire
+    epoch: int = 0
+
+    def along(self, tree: Tree, epoch: int) -> Relay:
+        """Relay along another tree."""
+        return replace(self, trees=(tree,), epoch=epoch)
+
+    @property
+    def kappa(self) -> float:
+        """By how much averages are slower than the models that they are of."""
+        return 1.0 if self.of_updates else self.trees[0].kappa(overlap=self.overlap)
 
     @property
     def keeps(self) -> bool:
@@ -116,7 +131,7 @@ class Relay:
 
     def contribution(self, model: Vector, event: TrainDone) -> Parts:
         """Say what training contributes: the trained model y, or the update u."""
-        ops, scale = self.site.ops, self.scale
+        ops, scale = self.site.ops, self.kappa if self.scaled else 1.0
         if self.of_updates:
             return self.cut(ops.combine([event.after, event.before], [1.0, -1.0]))
         if scale == 1.0:
@@ -170,21 +185,26 @@ class Relay:
             self._sums(vectors, [peer for peer in peers if t in self.slots(peer)])
             for t, (_, vectors) in enumerate(collected)
         ]
+        stamp = {"epoch": self.epoch} if self.epoch else {}
         for peer in peers:
             for t in self.slots(peer):
                 content = sums[t][peer]
                 if content is None:
-                    yield peer, Message(kind=NOTHING, step=step, header={"tree": t})
+                    yield peer, Message(kind=NOTHING, step=step, header={"tree": t, **stamp})
                     continue
                 told = Sum(*held[peer, t]).contributions if (peer, t) in held else 0
-                members = self._members(t, held, up, peer)
+                numbers = {
+                    "tree": t,
+                    "count": collected[t][0] - told,
+                    "members": self._members(t, held, up, peer),
+                }
                 yield (
                     peer,
                     Message(
                         kind=SUM,
                         step=step,
                         payload=self.site.ops.rounded(content, self.wire),
-                        header={"tree": t, "count": collected[t][0] - told, "members": members},
+                        header={**numbers, **stamp},
                         wire=self.wire,
                     ),
                 )
