@@ -53,6 +53,7 @@ from flwr_decentral.localsocket import Frame, FrameBuffer, Listener, encode_fram
 from .node import Node, Start
 from .orders import Order
 from .roster import Address
+from .sockets import accept
 from .tls import Security
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -148,9 +149,8 @@ class Sidecar:
     # ------------------------------------------------------------------------------ clients
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener.socket)
+            connection, _ = await accept(self._listener.socket)
             if not is_own(connection):
                 connection.close()
                 continue

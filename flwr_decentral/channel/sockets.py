@@ -67,7 +67,7 @@ class Entrance:
 
         A caller on a Unix socket who is another user comes from nowhere: the empty string.
         """
-        connection, place = await asyncio.get_running_loop().sock_accept(self.socket)
+        connection, place = await accept(self.socket)
         if self._local is None:
             return connection, str(place[0]).removeprefix("::ffff:")
         return connection, HERE if is_own(connection) else ""
@@ -75,6 +75,41 @@ class Entrance:
     def close(self) -> None:
         """Listen no more."""
         (self._local or self.socket).close()
+
+
+async def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
+    """Wait for a caller; return the connection, which does not block, and its address.
+
+    Unlike the loop's ``sock_accept`` it loses no caller if it is cancelled as one comes.
+    """
+    while True:
+        try:
+            connection, place = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            await ready(listening, reading=True)
+        else:
+            connection.setblocking(False)
+            return connection, place
+
+
+async def ready(waiting: socket.socket, *, reading: bool) -> None:
+    """Wait until a socket can be read from, or written to."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    descriptor = waiting.fileno()
+    add, remove = (
+        (loop.add_reader, loop.remove_reader) if reading else (loop.add_writer, loop.remove_writer)
+    )
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    add(descriptor, wake)
+    try:
+        await future
+    finally:
+        remove(descriptor)
 
 
 HERE: Final = "this machine"

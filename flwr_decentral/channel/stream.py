@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
 from .refusals import Reason
+from .sockets import ready
 from .tls import explain
 
 Bytes: TypeAlias = bytes | memoryview
@@ -93,6 +94,8 @@ async def shake_hands(
     if context is None:
         return connection, b""
     try:
+        # Of one that has been reset already, wrap_socket would leave a descriptor open.
+        connection.getpeername()
         secure = context.wrap_socket(
             connection, server_side=server_side, do_handshake_on_connect=False
         )
@@ -105,9 +108,9 @@ async def shake_hands(
                 secure.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                await _ready(secure, reading=True)
+                await ready(secure, reading=True)
             except ssl.SSLWantWriteError:
-                await _ready(secure, reading=False)
+                await ready(secure, reading=False)
         certificate = secure.getpeercert(binary_form=True)
         assert certificate is not None
         return secure, certificate
@@ -125,25 +128,6 @@ async def shake_hands(
     except BaseException:
         secure.close()
         raise
-
-
-async def _ready(connection: socket.socket, *, reading: bool) -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    descriptor = connection.fileno()
-    add, remove = (
-        (loop.add_reader, loop.remove_reader) if reading else (loop.add_writer, loop.remove_writer)
-    )
-
-    def wake() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    add(descriptor, wake)
-    try:
-        await future
-    finally:
-        remove(descriptor)
 
 
 class Stream:

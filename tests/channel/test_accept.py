@@ -16,11 +16,6 @@ from flwr_decentral.channel.stream import shake_hands
 pytestmark = pytest.mark.net
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="asyncio's sock_accept takes a caller for a future that is cancelled: an error in the "
-    "log of a node that ends as it is called, and a caller that waits until it is collected",
-)
 def test_who_calls_as_listening_ends_is_refused_and_not_lost():
     lost = []
 
@@ -48,11 +43,6 @@ def test_who_calls_as_listening_ends_is_refused_and_not_lost():
     assert not lost
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="ssl.wrap_socket takes the descriptor over and forgets it, where a caller has reset the "
-    "connection already: it is closed when it is collected, with a ResourceWarning",
-)
 def test_a_caller_that_has_reset_the_connection_leaves_nothing_open(passports):
     context = passports.good[0].security.load().server
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flwr_decentral.channel import sockets
 from flwr_decentral.channel.connections import Settings, pause
 from flwr_decentral.channel.frames import PREAMBLE, FrameWriter
 from flwr_decentral.channel.links import Timing
@@ -371,18 +372,17 @@ def test_a_peer_that_is_away_is_called_again_and_again_and_logged_once(passports
     assert caplog.text.count("node 1 cannot be reached at 127.0.0.1") == 1
 
 
-def test_running_out_of_descriptors_is_counted_and_passes(passports):
+def test_running_out_of_descriptors_is_counted_and_passes(passports, monkeypatch):
     async def work():
         async with loopback(passports.good) as world:
-            loop = asyncio.get_running_loop()
-            accept, failures = loop.sock_accept, [OSError(24, "Too many open files")] * 2
+            accept, failures = sockets.accept, [OSError(24, "Too many open files")] * 2
 
             async def accept_or_fail(listening):
                 if failures:
                     raise failures.pop()
                 return await accept(listening)
 
-            loop.sock_accept = accept_or_fail
+            monkeypatch.setattr(sockets, "accept", accept_or_fail)
             a, b = await world.open(0), await world.open(1)
             await until(lambda: a.up and b.up)
             assert b.counters()["refused"] == {"cannot-accept": 2}

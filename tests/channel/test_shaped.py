@@ -38,11 +38,7 @@ from flwr_decentral_dpsgd import DPSGD
 
 from .loopback import LIMIT, Diary, model, run, same, until
 
-pytestmark = [
-    pytest.mark.net,
-    # Of a caller that is cut off before its handshake: see test_accept.
-    pytest.mark.filterwarnings(r"ignore:unclosed <ssl\.SSLSocket:ResourceWarning"),
-]
+pytestmark = pytest.mark.net
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 QUICK = Timing(
