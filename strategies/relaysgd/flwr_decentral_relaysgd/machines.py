@@ -242,7 +242,7 @@ class LatestMachine(EpochMachine):
         self.own = None if late else trained
         yield from self._clear()
         yield from self._remind()
-        yield from self._tell(sorted(self.up), event.round)
+        yield from self._tell(self._in_turn(event.round), event.round)
         ages = [max(event.round - each[0], 0) for each in self.held.values()]
         if ages:
             yield Report(name="staleness", count=len(ages), total=float(sum(ages)))
@@ -301,6 +301,15 @@ class LatestMachine(EpochMachine):
     def proceed(self) -> Iterator[Command]:
         """Wait for nobody."""
         yield from ()
+
+    def _in_turn(self, round: int) -> list[int]:
+        """List the neighbors in reach, each round from another one on.
+
+        Where the uplink takes only some of the sums of a round, it is not always the same ones.
+        """
+        peers = sorted(self.up)
+        first = round % len(peers) if peers else 0
+        return peers[first:] + peers[:first]
 
     def _clear(self) -> Iterator[Command]:
         """Drop what has not been sent and is outdated."""

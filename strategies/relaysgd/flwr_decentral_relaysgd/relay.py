@@ -165,7 +165,7 @@ class Relay:
         Parameters
         ----------
         peers : sequence of int
-            The neighbors, ascending.
+            The neighbors, in the order in which they are told.
         step : int
             The step that the messages are of.
         own : tuple of ndarray, optional
@@ -182,7 +182,7 @@ class Relay:
         """
         collected = [self._collect(t, own, held) for t in range(len(self.trees))]
         sums = [
-            self._sums(vectors, [peer for peer in peers if t in self.slots(peer)])
+            self._sums(vectors, sorted(peer for peer in peers if t in self.slots(peer)))
             for t, (_, vectors) in enumerate(collected)
         ]
         stamp = {"epoch": self.epoch} if self.epoch else {}

@@ -179,6 +179,21 @@ def test_without_waiting_slow_nodes_count_as_much_as_fast_ones():
     assert done.counters["staleness"].total > 0
 
 
+def test_without_waiting_each_round_begins_with_another_neighbor():
+    """An uplink that takes one sum a round, and then drops the others, starves nobody."""
+    site = make_site(topology=nx.star_graph(3), initial=np.zeros(2, np.float32), node=0)
+    machine = RelaySGD(mode="latest").machine(site)
+    machine.step(Started(at=0, up=(1, 2, 3)))
+    firsts = []
+    for number in range(1, 7):
+        after = np.full(2, number, np.float32)
+        done = TrainDone(at=number, round=number, before=machine.model, after=after)
+        told = [each.to for each in machine.step(done) if isinstance(each, Send)]
+        assert sorted(told) == [1, 2, 3]
+        firsts.append(told[0])
+    assert sorted(firsts) == [1, 1, 2, 2, 3, 3]
+
+
 def test_a_slow_node_is_not_taken_for_a_newcomer():
     done = run(rounds=60, patience=0.5, faults=Faults(slow={4: 4.0}))
     # It is left behind each round, and still pulls the others toward its target.
