@@ -308,7 +308,7 @@ class Network:
         """Make room on a link."""
         assert link.peer is not None
         self._wake()
-        return self._uplink.acknowledge(link.peer, count)
+        return self._uplink.acknowledge(link.peer, count, _now())
 
     def may_write(self, link: Link) -> None:
         """Go on with a link."""
@@ -331,8 +331,7 @@ class Network:
     def _pump(self) -> None:
         """Send what there is room for."""
         self._scheduled = False
-        loop = asyncio.get_running_loop()
-        now, sent = round(loop.time() * SECOND), 0
+        now, sent = _now(), 0
         batches: defaultdict[int, list[Piece]] = defaultdict(list)
         while sent < _TURN and (piece := self._uplink.next(now)) is not None:
             sent += piece.size
@@ -350,7 +349,7 @@ class Network:
             self._alarm = None
         if self._uplink.free_at > now:
             wait = (self._uplink.free_at - now) / SECOND
-            self._alarm = loop.call_later(wait, self._wake)
+            self._alarm = asyncio.get_running_loop().call_later(wait, self._wake)
         elif not self._is_busy():
             self._empty.set()
             if self._sending:
@@ -372,3 +371,7 @@ class Network:
     def _is_busy(self) -> bool:
         pending = any(link.stream.pending for link in self._links.values())
         return pending or bool(self._uplink.waiting)
+
+
+def _now() -> int:
+    return round(asyncio.get_running_loop().time() * SECOND)

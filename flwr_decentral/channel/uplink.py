@@ -4,11 +4,31 @@ A node has one uplink, so it has one queue, as in virtual time: the first messag
 room goes first, and messages to one neighbor keep their order. A link has room while
 
 * the kernel has taken all that was written to it before, and
-* no more than ``max(2 messages, 1 MiB)`` would be sent and not yet acknowledged.
+* no more than ``max(2 messages, window)`` would be sent and not yet acknowledged.
 
 So a neighbor that does not read holds up nobody else. A message is cut into pieces of at most 1 MiB
 (less on a capped uplink) when they are sent; a message that has been begun goes on before those
 behind it, link by link, and is given up only with its link or when the node leaves.
+
+What is on its way cannot be dropped any more, so the window of a link follows the delay that it
+causes, as in LEDBAT (RFC 6817) and FAST TCP. A message takes a time t from its first piece to its
+acknowledgement; the least that messages of like size have taken is the base, and t less the base
+is queueing, q. Of the b bytes that are acknowledged at once, with a target T of 50 ms for q:
+
+=================================  =================================================================
+q < T / 4, and only the window     grows by b, up to 1 MiB: it doubles in a round trip
+held the next message back
+q < T, and the same                grows by b (T - q) / t: in a round trip by what is missing
+q > T                              shrinks by b (q - T) / t, down to 8 KiB; but by no more than
+                                   b / 2, for the other end may only have been busy for a moment
+q > T, and the window is 8 KiB     the base rises by q / 4: it is others that queue, or the way has
+                                   become longer
+=================================  =================================================================
+
+A link begins with 16 KiB, since what queues in the beginning is in the base. On a slow uplink links
+so end with little under way, and on one that is fast and long with as much as it holds. A node that
+is told what its uplink carries need not find out: the cap keeps its queue here, where it can be
+dropped. The cap counts frames, TLS and acknowledgements, but not TCP and IP.
 
 Nothing here does I/O or reads a clock.
 """
@@ -23,13 +43,37 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from flwr_decentral.core import SECOND, AlgorithmError, Message, Vector, Wire, wire_bytes
+from flwr_decentral.core import (
+    MILLISECOND,
+    SECOND,
+    AlgorithmError,
+    Message,
+    Vector,
+    Wire,
+    wire_bytes,
+)
 from flwr_decentral.ops.codecs import encode
 
 from .frames import MOST_BODY
 from .heads import MessageHead
 
 WINDOW: Final = 1 << 20
+"""Bytes that a link has under way at most, unless two messages are more."""
+
+FIRST_WINDOW: Final = 1 << 14
+LEAST_WINDOW: Final = 1 << 13
+TARGET: Final = 50 * MILLISECOND
+"""The queueing that a link aims at."""
+
+_CREEP: Final = 4
+"""Which part of its queueing a link with the least window takes for the way."""
+
+_EXTRA: Final = 80
+"""Bytes of a frame, of a TLS record, and of the acknowledgement of what comes the other way."""
+
+_LATE: Final = 20 * MILLISECOND
+"""What an alarm may be late and the cap makes up for."""
+
 _LEAST_PIECE: Final = 1 << 14
 _PIECES_A_SECOND: Final = 10
 
@@ -123,18 +167,49 @@ class _Lane:
     """What waits for one link, and what is on its way there."""
 
     waiting: deque[Parcel] = field(default_factory=deque)
-    unacknowledged: deque[int] = field(default_factory=deque)
+    unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight: int = 0
     acknowledged: int = 0
     writable: bool = True
+    window: int = FIRST_WINDOW
+    bases: dict[int, int] = field(default_factory=dict)
 
     def has_room(self) -> bool:
-        if not self.writable or not self.waiting:
-            return False
+        return self.writable and bool(self.waiting) and not self._is_full()
+
+    def _is_full(self) -> bool:
         parcel = self.waiting[0]
         if parcel.begun or not self.in_flight:
-            return True
-        return self.in_flight + parcel.size <= max(2 * parcel.size, WINDOW)
+            return False
+        return self.in_flight + parcel.size > max(2 * parcel.size, self.window)
+
+    def begin(self, parcel: Parcel, now: int) -> None:
+        parcel.begun = True
+        self.unacknowledged.append((parcel.size, now))
+        self.in_flight += parcel.size
+
+    def acknowledge(self, news: int, now: int) -> None:
+        held = self.writable and bool(self.waiting) and self._is_full()
+        before = self.in_flight
+        for _ in range(news):
+            size, begun = self.unacknowledged.popleft()
+            self.in_flight -= size
+        self.acknowledged += news
+        if news:  # of several the last has waited least for the others
+            self._follow(size.bit_length(), now - begun, before - self.in_flight, held)
+
+    def _follow(self, kind: int, took: int, nbytes: int, held: bool) -> None:
+        base = self.bases[kind] = min(took, self.bases.get(kind, took))
+        queueing = took - base
+        change = nbytes * (TARGET - queueing) // max(took, TARGET)
+        if queueing > TARGET:
+            self.window += max(change, -nbytes // 2)
+            if self.window <= LEAST_WINDOW:
+                self.window = LEAST_WINDOW
+                self.bases[kind] += queueing // _CREEP
+        elif held:
+            growth = nbytes if queueing < TARGET // 4 else change
+            self.window = min(self.window + growth, WINDOW)
 
 
 class Uplink:
@@ -159,7 +234,7 @@ class Uplink:
         self._lanes: dict[int, _Lane] = {}
         self._number = 0
         self._written: WeakValueDictionary[tuple[int, Wire], Written] = WeakValueDictionary()
-        self.free_at = 0
+        self.free_at = self._late = 0
         self._piece = MOST_BODY
         if bps is not None:
             share = int(bps / 8 / _PIECES_A_SECOND)
@@ -235,15 +310,13 @@ class Uplink:
         """Note that it has."""
         self._lanes[peer].writable = True
 
-    def acknowledge(self, peer: int, count: int) -> bool:
+    def acknowledge(self, peer: int, count: int, now: int) -> bool:
         """Take in how many messages the other end has consumed; False if that cannot be."""
         lane = self._lanes[peer]
         news = count - lane.acknowledged
         if not 0 <= news <= len(lane.unacknowledged):
             return False
-        for _ in range(news):
-            lane.in_flight -= lane.unacknowledged.popleft()
-        lane.acknowledged = count
+        lane.acknowledge(news, now)
         return True
 
     def next(self, now: int) -> Piece | None:
@@ -254,21 +327,22 @@ class Uplink:
             (lane.waiting[0].number, to) for to, lane in self._lanes.items() if lane.has_room()
         ]
         if not ready:
+            self._late = 0  # idle time is not saved up
             return None
         _, to = min(ready)
         lane = self._lanes[to]
         parcel = lane.waiting[0]
         if not parcel.begun:
-            parcel.begun = True
-            lane.unacknowledged.append(parcel.size)
-            lane.in_flight += parcel.size
+            lane.begin(parcel, now)
         start = parcel.sent
         parcel.sent = min(start + self._piece, parcel.length)
         if parcel.sent == parcel.length:
             lane.waiting.popleft()
         piece = Piece(to, parcel, start, parcel.sent)
         if self._bps is not None:
-            self.free_at = max(self.free_at, now) + round(8 * piece.size * SECOND / self._bps)
+            cost = round(8 * (piece.size + _EXTRA) * SECOND / self._bps)
+            self.free_at = max(self.free_at, now - self._late) + cost
+            self._late = _LATE
         return piece
 
 

@@ -26,3 +26,18 @@ def test_rounds_and_bytes_are_those_of_virtual_time(name, scenario, tmp_path):
     assert real.rounds > 5 * NODES
     if name == "divshare":
         assert real.staleness == pytest.approx(predicted.staleness, rel=0.1)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nodes_that_are_not_told_their_uplink_send_fragments_that_are_hardly_older(
+    scenario, tmp_path
+):
+    make_keys(tmp_path / "keys", NODES, 1)
+    for _ in range(3):
+        predicted, real = compare("divshare", scenario, SECONDS, tmp_path / "keys", told=False)
+        if real.held < 0.05:
+            break
+    else:
+        pytest.skip("this machine has too much else to do to keep the time")
+    assert real.nbytes == pytest.approx(predicted.nbytes, rel=0.15)
+    assert real.staleness < 1.5 * predicted.staleness
