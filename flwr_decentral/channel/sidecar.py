@@ -58,6 +58,7 @@ from .tls import Security
 
 _LOGGER: Final = logging.getLogger(__name__)
 _PATIENCE_S: Final = 30.0
+_RETRY_S: Final = 0.2
 """How long a client may take to say what it wants."""
 _EXTENSION_S: Final = 30.0
 """How long a lease is prolonged at a time while somebody trains."""
@@ -128,15 +129,15 @@ class Sidecar:
         _LOGGER.info("sidecar of process %d listens at %s", os.getpid(), self._listener.address)
         if self._options.own:
             self._renew(_PATIENCE_S)
-        accept = asyncio.create_task(self._accept())
+        accepting = asyncio.create_task(self._accept())
         try:
             await self._over.wait()
         finally:
-            accept.cancel()
+            accepting.cancel()
             jobs = list(self._jobs)
             for job in jobs:
                 job.cancel()
-            await asyncio.gather(accept, *jobs, return_exceptions=True)
+            await asyncio.gather(accepting, *jobs, return_exceptions=True)
             if self._alarm is not None:
                 self._alarm.cancel()
             await self._let_go()
@@ -150,7 +151,13 @@ class Sidecar:
 
     async def _accept(self) -> None:
         while True:
-            connection, _ = await accept(self._listener.socket)
+            try:
+                connection, _ = await accept(self._listener.socket)
+            except OSError as error:
+                # Out of descriptors, mostly: what is open may end, and must not stand still.
+                _LOGGER.warning("a client could not be accepted: %s. Trying on", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
             if not is_own(connection):
                 connection.close()
                 continue

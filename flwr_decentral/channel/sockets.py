@@ -82,6 +82,8 @@ async def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
 
     Unlike the loop's ``sock_accept`` it loses no caller if it is cancelled as one comes.
     """
+    # However many wait, those who were accepted before have their turn.
+    await asyncio.sleep(0)
     while True:
         try:
             connection, place = listening.accept()

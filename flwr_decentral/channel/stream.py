@@ -95,7 +95,8 @@ async def shake_hands(
         return connection, b""
     try:
         # Of one that has been reset already, wrap_socket would leave a descriptor open.
-        connection.getpeername()
+        if not _is_connected(connection):
+            raise ConnectionResetError("the other end has closed the connection")
         secure = context.wrap_socket(
             connection, server_side=server_side, do_handshake_on_connect=False
         )
@@ -128,6 +129,14 @@ async def shake_hands(
     except BaseException:
         secure.close()
         raise
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 class Stream:

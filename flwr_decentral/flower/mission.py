@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +46,8 @@ class Mission:
         What the user's functions get in their config.
     evaluate_fn : callable, optional
         Evaluates the average of all models.
-    uplink : float
-        The most bits per second a node may send.
+    uplinks : tuple of float
+        The most bits per second that each node may send.
     """
 
     algorithm: Algorithm
@@ -64,4 +63,4 @@ class Mission:
     train_config: Mapping[str, Any]
     evaluate_config: Mapping[str, Any]
     evaluate_fn: EvaluateFn | None
-    uplink: float = math.inf
+    uplinks: tuple[float, ...]

@@ -268,7 +268,7 @@ class RealTime:
             until=max(until, seat.round),
             seconds=seconds,
             lease=min(allowed, _LEASE),
-            uplink=mission.uplink,
+            uplink=mission.uplinks[seat.index],
         )
         content = RecordDict(
             {mission.options.configrecord_key: ConfigRecord(dict(mission.train_config))}

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from flwr.common.logger import log
 
 from flwr_decentral.channel.client import NoSidecar, connect
-from flwr_decentral.core import ConfigurationError
+from flwr_decentral.core import RuntimeFault
 
 _LAST: Final = 2000
 """Bytes of a log that are looked at for the reason of an end."""
@@ -34,8 +34,8 @@ class Place(NamedTuple):
     address : str
         Its socket.
     look : callable
-        To be called while it is waited for: raises ConfigurationError if it was started for this
-        and has ended.
+        To be called while it is waited for: raises NoSidecar if it was started for this and has
+        ended.
     """
 
     address: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 def find(node_config: Mapping[str, Any]) -> Place:
     """Tell where the sidecar listens; start it unless it runs, or is an operator's."""
     address = socket_of(node_config)
-    if "peer-socket" in node_config:
+    if node_config.get("peer-socket"):
         return Place(address, lambda: None)
     with contextlib.suppress(NoSidecar), connect(address, patience=0.0):
         return Place(address, lambda: None)
@@ -93,25 +93,31 @@ def _start(address: str, arguments: Sequence[str]) -> Callable[[], None]:
     ]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     # A session of its own, and nobody who waits for it: it has to outlive this process.
-    process = os.posix_spawn(
-        sys.executable,
-        command,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log_file, flags, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
+    try:
+        before = log_file.stat().st_size if log_file.exists() else 0
+        process = os.posix_spawn(
+            sys.executable,
+            command,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log_file, flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+    except OSError as error:
+        raise RuntimeFault(
+            f"a sidecar that logs to {log_file} cannot be started: {error.strerror}"
+        ) from error
     log(INFO, "Started a sidecar, process %d, which logs to %s", process, log_file)
     ended: list[int] = []
 
     def look() -> None:
         if ended:
-            raise ConfigurationError(
-                f"it has ended as soon as it was started, with status {ended[0]}. It said: "
-                f"{_last_line(log_file)}"
+            raise NoSidecar(
+                f"the sidecar that was started for this node has ended at once, with status "
+                f"{ended[0]}. It said: {_last_line(log_file, before)}"
             )
         # Not at once: it may have ended because another one, which will answer, came first.
         with contextlib.suppress(ChildProcessError):
@@ -122,10 +128,10 @@ def _start(address: str, arguments: Sequence[str]) -> Callable[[], None]:
     return look
 
 
-def _last_line(log_file: Path) -> str:
+def _last_line(log_file: Path, start: int) -> str:
     try:
         with log_file.open("rb") as file:
-            file.seek(-min(_LAST, log_file.stat().st_size), os.SEEK_END)
+            file.seek(max(start, log_file.stat().st_size - _LAST))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError as error:
         return f"nothing that could be read ({error})"

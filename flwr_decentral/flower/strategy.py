@@ -7,7 +7,6 @@ parameter of the model: the initial model goes into shared memory, and so does e
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -411,7 +410,7 @@ class Decentral:
             train_config=train_config or {},
             evaluate_config=evaluate_config or {},
             evaluate_fn=evaluate_fn,
-            uplink=uplink if isinstance(uplink, float) else math.inf,
+            uplinks=run.plan.conditions.uplink_bps,
         )
 
     def _lead(

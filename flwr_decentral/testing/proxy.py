@@ -213,7 +213,7 @@ class Proxy:
                 raise
             self._listening = listening
             # Not the loop's sock_accept: one that is cancelled may lose a caller.
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+            self._watch(listening)
 
     async def close(self) -> None:
         """Cut it for good."""
@@ -236,13 +236,20 @@ class Proxy:
 
     # ------------------------------------------------------------------------------ inside
 
+    def _watch(self, listening: socket.socket) -> None:
+        if self._listening is listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
     def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         try:
             caller, _ = listening.accept()
         except OSError:  # it has gone already, or there are no descriptors left
+            loop.remove_reader(listening)
+            loop.call_later(_AHEAD, self._watch, listening)
             return
         self.accepted += 1
-        task = asyncio.get_running_loop().create_task(self._connect(caller))
+        task = loop.create_task(self._connect(caller))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         task.add_done_callback(partial(_ended, caller))

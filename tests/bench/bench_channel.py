@@ -271,8 +271,10 @@ def measure(way: str, load: Load, rtt: float) -> Cost:
         context.Process(target=work, args=(way, role, load, pipes[role][1])) for role in range(2)
     ]
     ends[1].start()
+    pipes[1][1].close()  # so that reading ends where a process does
     assert pipes[1][0].recv() == "ready"
     ends[0].start()
+    pipes[0][1].close()
     costs = [pipes[role][0].recv() for role in range(2)]
     for end in ends:
         end.join()

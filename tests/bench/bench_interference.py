@@ -92,6 +92,7 @@ def traffic(keys: Path, found: list[float]):
     ends = [context.Process(target=sidecar, args=(role, load, pipes[role][1])) for role in (1, 0)]
     for end, role in zip(ends, (1, 0), strict=True):
         end.start()
+        pipes[role][1].close()  # so that reading ends where a process does
         assert pipes[role][0].recv() == "ready"
     try:
         yield
@@ -126,6 +127,7 @@ def measure(name: str, seconds: float) -> float:
     pipe, end = context.Pipe()
     trainer = context.Process(target=train, args=(name, seconds, end))
     trainer.start()
+    end.close()
     cost = pipe.recv()
     trainer.join()
     return float(cost)

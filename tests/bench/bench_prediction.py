@@ -9,10 +9,10 @@ virtual clock and by the real one.
     python tests/bench/bench_prediction.py --seconds 20.5
 
 Where a node is *told* its uplink (``uplink`` in a deployment), it sends one message at a time, as
-in virtual time, and what waits can be dropped. Where it is not, up to 1 MiB for each neighbor are
-on their way at once, and share the uplink: the first neighbor's model then comes no sooner than the
-last one's, which costs D-PSGD rounds where one uplink is slow, and DivShare drops nothing, so its
-fragments are older when they arrive.
+in virtual time, and what waits can be dropped. Where it is not, each link finds out what the line
+carries, and some messages for each neighbor are on their way at once and share the uplink: the
+first neighbor's model then comes no sooner than the last one's, which costs D-PSGD rounds where one
+uplink is slow, and fragments are somewhat older when they arrive.
 """
 
 from __future__ import annotations

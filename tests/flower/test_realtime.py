@@ -209,6 +209,9 @@ def test_orders_say_all_that_a_sidecar_has_to_know(caplog):
     order = play.orders[2][0]
     assert (order.algorithm, order.seed, order.resume, order.uplink) == ("dpsgd", 9, "mine", 1e6)
     assert order.parameters["patience"] == 5.0
+    play = Play()
+    lead(play, run_config={"network.uplink": ["1 Mbit/s", "2 Mbit/s", "3 Mbit/s", "4 Mbit/s"]})
+    assert [play.orders[node][0].uplink for node in range(4)] == [1e6, 2e6, 3e6, 4e6]
     assert order.roster.neighbors(2) == (1, 3)
     assert str(order.roster.members[3].address) == "127.0.0.1:7003"
     assert order.layout == Layout.of(ZEROS).hash

@@ -330,6 +330,6 @@ def listens(socket):
 
 def test_no_certificate_is_an_error_that_names_the_node():
     config = {node: {"peer-address": "127.0.0.1:9"} for node in range(NODES)}
-    complaint = "sidecar of node 0 is not ready: it has ended .* peers need certificates"
+    complaint = "sidecar of node 0 is not ready: the .* ended at once, .* peers need certificates"
     with pytest.raises(ConfigurationError, match=complaint):
         run(configured(config))

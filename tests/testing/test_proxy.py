@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import os
-import resource
 import socket
 import ssl
 
 import pytest
 
 from flwr_decentral.channel.keys import CA_CERT, CERT, KEY, make_keys, node_folder
+from flwr_decentral.testing.processes import memory
 from flwr_decentral.testing.proxy import ROOM, Line, Proxy
 
 pytestmark = pytest.mark.net
@@ -303,7 +303,7 @@ def test_what_waits_is_bounded(how):
         if how == "stall":
             proxy.stall()
         sent, chunk = 0, bytes(1 << 16)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = memory(os.getpid())
         with contextlib.suppress(TimeoutError):
             while sent < 256 << 20:
                 writer.write(chunk)
@@ -312,8 +312,7 @@ def test_what_waits_is_bounded(how):
                 sent += len(chunk)
         # The sender's own buffer in the system may be some megabytes, too.
         assert sent < 32 << 20
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        assert grown << 10 < 8 * ROOM
+        assert memory(os.getpid()) - before < 8 * ROOM
         (connection,) = proxy._connections
         assert not connection.done()
         writer.transport.abort()

@@ -262,12 +262,11 @@ class Native:
 
     def _lengths(self, partition: Partition, shape: _Shape) -> Callable[[int], int]:
         """Tell the lengths of fragments without the list of all rotations."""
-        lengths = _all_lengths(shape)
 
         def length(fragment: int) -> int:
-            if not 0 <= fragment < len(lengths):
+            if not 0 <= fragment < partition.fragments:
                 return partition.length(fragment)  # which says what is wrong
-            return lengths[fragment]
+            return _length(shape, operator.index(fragment))
 
         return length
 
@@ -282,10 +281,9 @@ def _shape(partition: Partition) -> _Shape | None:
     return partition.size, partition.fragments, partition.granularity, partition.key
 
 
-@lru_cache(maxsize=64)
-def _all_lengths(shape: _Shape) -> tuple[int, ...]:
-    _, fragments, *_ = shape
-    return tuple(load().fdk_fragment(*shape, fragment) for fragment in range(fragments))
+@lru_cache(maxsize=4096)
+def _length(shape: _Shape, fragment: int) -> int:
+    return int(load().fdk_fragment(*shape, fragment))
 
 
 def _aligned(*vectors: Vector) -> tuple[Vector, ...]:

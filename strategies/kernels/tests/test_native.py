@@ -296,6 +296,7 @@ def test_a_forked_process_can_use_threads():
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("granularity", "threads"), [(1, 1), (4, 1), (64, 1), (64, 3), (1024, 1)])
 def test_what_is_too_large_for_a_cache_has_the_same_bits(isa, granularity, threads):

@@ -9,11 +9,12 @@ The rules:
   number is a hash of the tree, or 0 for that of the whole topology. Sums say their epoch, and a
   node uses those of its own alone: on one tree no model is counted twice, whoever may be late.
 * *A node plans anew* a quarter of a second after the first news, in case there is more. Until then
-  it sends no sums and ends no round. If the tree is another one, it forgets all sums and tells its
-  new neighbors again what it contributes to this round. Missing places are filled with its model.
+  it sends no sums and, short of its patience, ends no round. If the tree is another one, it forgets
+  all sums and tells its new neighbors again what it contributes to this round. Missing places are
+  filled with its model.
 * *Sums of another epoch are set aside*, the newest of each neighbor, in case that the epoch becomes
   this node's. The two ends compare what they know: who knows something else is told all claims. As
-  long as a node waits for such a neighbor it asks again, half as often each time.
+  long as there is such a neighbor, a node that waits asks it again, half as often each time.
 * *A neighbor in reach whose link does not count as working* is compared with once a round.
 
 So whatever is lost is made up for: neighbors on a tree talk each round, and either agree or tell
@@ -228,12 +229,13 @@ class EpochMachine(Machine):
         if event.name == SETTLE and self.links is not None:
             yield from self._plan(self.links, event.at)
         elif event.name == RETRY and self.links is not None:
-            silent = [peer for peer in self.waits_for if peer in self.afar]
-            if not self.settling:
-                for peer in silent:
+            afar = sorted(self.afar.keys() & self.up)
+            # Whoever is waited for: on a tree that is out of date it may be the wrong one.
+            if self.waits_for and not self.settling:
+                for peer in afar:
                     yield from self._compare(self.links, peer)
-            self.interval = min(2 * self.interval, _MOST) if silent else 0
-            if silent:
+            self.interval = min(2 * self.interval, _MOST) if afar else 0
+            if afar:
                 yield SetTimer(name=RETRY, at=event.at + self.interval)
         else:
             yield from super().on_timer(event)

@@ -307,7 +307,7 @@ class LatestMachine(EpochMachine):
 
         Where the uplink takes only some of the sums of a round, it is not always the same ones.
         """
-        peers = sorted(self.up)
+        peers = sorted(peer for peer in self.up if self.relay.slots(peer))
         first = round % len(peers) if peers else 0
         return peers[first:] + peers[:first]
 

@@ -809,3 +809,26 @@ def test_a_torus_learns_all_digits_without_a_node_in_the_middle():
     assert planned >= 0.91
     assert worst >= 0.86
     assert parted <= 0.6
+
+
+class Deaf(Marked):
+    """Lose most of what is said of links for some seconds, and nothing else."""
+
+    def _send(self, node, to, message):
+        said = message.kind in ("link", "known") and second(6) < self.now < second(12)
+        if said and self.dice.random() < 0.8:
+            self.injected["dropped"] += 1
+        else:
+            super()._send(node, to, message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 20])
+def test_lost_news_cost_no_patience(seed):
+    """Training takes longer than the time after which a node asks again."""
+    faults = replace(outages(4), slow={2: 3.0, 5: 1.7})
+    run = Deaf(build("torus", 9), rounds=16, mode="overlapped", patience=600.0, faults=faults)
+    run.dice = np.random.default_rng(seed)
+    run.run()
+    assert run.injected["dropped"] > 0
+    assert run.now < second(100)
