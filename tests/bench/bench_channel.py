@@ -49,6 +49,7 @@ from flwr_decentral.channel.network import Network
 from flwr_decentral.channel.roster import Address, Member, Roster
 from flwr_decentral.channel.tls import Security
 from flwr_decentral.core import Message, Seeds
+from flwr_decentral.testing.ports import free_ports
 from flwr_decentral.testing.proxy import Proxy
 
 WAYS = ("bare TLS", "network TLS", "gRPC TLS", "bare plain", "network plain")
@@ -281,12 +282,6 @@ def measure(way: str, load: Load, rtt: float) -> Cost:
     return Cost(costs[0][0], costs[0][1] + costs[1][1])
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -311,7 +306,7 @@ def main() -> None:
             found: dict[str, list[Cost]] = {way: [] for way in WAYS}
             for _ in range(options.repeat):
                 for way in WAYS:
-                    load = Load(size, count, free_port(), keys)
+                    load = Load(size, count, *free_ports(1), keys)
                     found[way].append(measure(way, load, options.rtt / 1e3))
             megabytes = size * count / 1e6
             base = Cost(1.0, 1.0)

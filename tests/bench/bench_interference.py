@@ -24,13 +24,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from bench_channel import Load, free_port, join
+from bench_channel import Load, join
 from rich.console import Console
 from rich.table import Table
 
 from flwr_decentral.channel.keys import make_keys
 from flwr_decentral.channel.network import Network
 from flwr_decentral.core import Message
+from flwr_decentral.testing.ports import free_ports
 
 MESSAGE = 1_000_000
 CAP = 100e6
@@ -87,7 +88,7 @@ def sidecar(role: int, load: Load, pipe: Connection) -> None:
 def traffic(keys: Path, found: list[float]):
     """Let two nodes talk for as long as the block lasts, and note how much each has received."""
     context = multiprocessing.get_context("fork")
-    load = Load(MESSAGE, 0, free_port(), keys)
+    load = Load(MESSAGE, 0, *free_ports(1), keys)
     pipes = [context.Pipe() for _ in range(2)]
     ends = [context.Process(target=sidecar, args=(role, load, pipes[role][1])) for role in (1, 0)]
     for end, role in zip(ends, (1, 0), strict=True):
