@@ -1,13 +1,14 @@
 // Random calls of the C interface, compared with loops over single coordinates.
 //
-// Every call is made of a few bytes: by a generator of this file, or by libFuzzer where clang is the
-// compiler. Some of them ask for what is refused; then nothing may have been written. Buffers are of
+// Every call is made of a few bytes: by libFuzzer where clang is the compiler, else by this file,
+// which keeps inputs that lead the library along new ways, and changes them. Some of them ask for what is refused; then nothing may have been written. Buffers are of
 // exactly the length that is due, so that the address sanitizer sees whatever goes beyond them.
 //
 //     cmake --preset address && cmake --build --preset address
 //     build/address/fdk_fuzz 1000000
 //
-// prints how many calls were made of each function, and stops at the first that goes wrong.
+// prints how many calls were made of each function, and stops at the first that goes wrong. A second
+// argument is the seed.
 
 #include <stdint.h>
 #include <stdio.h>
@@ -439,18 +440,65 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
 }
 
 #ifndef FDK_LIBFUZZER
+
+namespace {
+
+enum { WAYS = 1 << 16 };
+
+// Steps from one place of the library to another that were seen, by a hash of the two.
+uint8_t seen[WAYS];
+uint64_t ways;
+
+struct Input {
+  uint8_t bytes[64];
+};
+
+// Change a few bytes of an input that was kept, at times to those of another one.
+Input changed(const std::vector<Input> &kept, Random &random) {
+  Input input = kept[random.below(kept.size())];
+  const Input &other = kept[random.below(kept.size())];
+  for (uint64_t times = 1 + random.below(4); times; times--) {
+    const uint64_t place = random.below(sizeof input.bytes);
+    switch (random.below(4)) {
+      case 0: input.bytes[place] = other.bytes[place]; break;
+      case 1: input.bytes[place] += random.below(2) ? 1 : -1; break;
+      default: input.bytes[place] = (uint8_t)random.next(); break;
+    }
+  }
+  return input;
+}
+
+}  // namespace
+
+// Called by the library, in the threads of a call as well.
+extern "C" void __sanitizer_cov_trace_pc() {
+  static thread_local uint64_t before;
+  const uint64_t place = (uint64_t)__builtin_return_address(0) * 0x9e3779b97f4a7c15ull >> 48;
+  uint8_t *way = &seen[(place ^ before) % WAYS];
+  before = place >> 1;
+  if (!__atomic_load_n(way, __ATOMIC_RELAXED)) {
+    __atomic_store_n(way, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&ways, 1, __ATOMIC_RELAXED);
+  }
+}
+
 int main(int count, char **arguments) {
   const uint64_t wanted = count > 1 ? strtoull(arguments[1], nullptr, 10) : 100000;
   Random random = {count > 2 ? strtoull(arguments[2], nullptr, 10) : 1};
+  std::vector<Input> kept;
   for (uint64_t call = 0; call < wanted; call++) {
-    uint64_t input[8];
-    for (uint64_t &each : input) each = random.next();
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t *>(input), sizeof input);
+    Input input;
+    for (uint8_t &each : input.bytes) each = (uint8_t)random.next();
+    if (!kept.empty() && random.below(4)) input = changed(kept, random);
+    const uint64_t known = ways;
+    LLVMFuzzerTestOneInput(input.bytes, sizeof input.bytes);
+    if (ways > known) kept.push_back(input);
   }
   static const char *const names[] = {"pack",        "average", "combine", "sums_without",
                                       "two vectors", "finite",  "wire",    "average"};
   for (int i = 0; i < 8; i++) printf("%-12s %llu\n", names[i], (unsigned long long)calls[i]);
   printf("refused      %llu\n", (unsigned long long)refusals);
+  printf("ways         %llu, found by %zu inputs\n", (unsigned long long)ways, kept.size());
   return 0;
 }
 #endif
