@@ -4,6 +4,7 @@ What a node contributes in a round is a vector with a one in a place of its own,
 shows what is in it. Expected trees are worked out from the topology alone.
 """
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -828,7 +829,7 @@ def test_lost_news_cost_no_patience(seed):
     """Training takes longer than the time after which a node asks again."""
     faults = replace(outages(4), slow={2: 3.0, 5: 1.7})
     run = Deaf(build("torus", 9), rounds=16, mode="overlapped", patience=600.0, faults=faults)
-    run.dice = np.random.default_rng(seed)
+    run.dice = random.Random(seed)
     run.run()
     assert run.injected["dropped"] > 0
     assert run.now < second(100)
