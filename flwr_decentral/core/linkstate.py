@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
-from typing import ClassVar, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, NamedTuple
 
 import networkx as nx
 
@@ -66,16 +66,14 @@ class LinkState(Part):
     claims : dict of (int, int) to (int, bool)
         The newest claim of each (node, peer): its version, and whether the link is up. Links that
         were never claimed to be down are not listed.
-    view : int
-        A hash of all claims, of 63 bits; 0 if there are none.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = ("claims", "view")
+    STATE: ClassVar[tuple[str, ...]] = ("claims",)
 
     def __init__(self, node: int, topology: nx.Graph[int]) -> None:
         self.node, self.topology = node, topology
         self.claims: dict[tuple[int, int], tuple[int, bool]] = {}
-        self.view = 0
+        self._view: int | None = None
 
     def __iter__(self) -> Iterator[Claim]:
         """List all claims, by node and peer."""
@@ -113,18 +111,35 @@ class LinkState(Part):
         return Claim(node, peer, version, bool(up)) if self.topology.has_edge(node, peer) else None
 
     @property
+    def view(self) -> int:
+        """A hash of all claims, of 63 bits; 0 if there are none."""
+        if self._view is None:  # not with each of many claims that come together
+            content = b"".join(struct.pack("<QQQ?", *each) for each in self)
+            digest = hashlib.blake2b(content, digest_size=8, person=b"flwr-links").digest()
+            self._view = int.from_bytes(digest, "little") >> 1 if content else 0
+        return self._view
+
+    @property
+    def down(self) -> frozenset[tuple[int, int]]:
+        """The links that either end claims to be down, each as (lower, higher)."""
+        return frozenset((min(key), max(key)) for key, (_, up) in self.claims.items() if not up)
+
+    @property
     def edges(self) -> frozenset[tuple[int, int]]:
         """The links that are up, each as (lower, higher)."""
-        down = {frozenset(key) for key, (_, up) in self.claims.items() if not up}
-        return frozenset(
-            (min(a, b), max(a, b))
-            for a, b in self.topology.edges
-            if not down or frozenset((a, b)) not in down
-        )
+        return frozenset((min(edge), max(edge)) for edge in self.topology.edges) - self.down
+
+    def works(self, a: int, b: int) -> bool:
+        """Tell whether there is a link between two nodes, and it is up."""
+        ends = (self.claims.get(key, _FIRST) for key in ((a, b), (b, a)))
+        return self.topology.has_edge(a, b) and all(up for _, up in ends)
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Become what :meth:`snapshot` has described."""
+        super().restore(snapshot)
+        self._view = None
 
     def _note(self, claim: Claim) -> Claim:
         self.claims[claim.node, claim.peer] = (claim.version, claim.up)
-        content = b"".join(struct.pack("<QQQ?", *each) for each in self)
-        digest = hashlib.blake2b(content, digest_size=8, person=b"flwr-links").digest()
-        self.view = int.from_bytes(digest, "little") >> 1
+        self._view = None
         return claim

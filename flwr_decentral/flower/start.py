@@ -1,8 +1,8 @@
 """Where a node's sidecar is, and starting one that no operator has started.
 
-A sidecar that a ClientApp starts outlives it: it has a session of its own and a log file. For as
-long as it is only about to start, its starter looks after it, so that what is wrong with the node
-config is an error of the run and not a line in a file.
+A sidecar that a ClientApp starts outlives it: it has a session of its own, and a log that it shares
+with the others of this user. For as long as it is only about to start, its starter looks after it,
+so that what is wrong with the node config is an error of the run and not a line in a file.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def local_address(name: str) -> str:
 
 def _start(address: str, arguments: Sequence[str]) -> Callable[[], None]:
     """Start a sidecar; return what looks after it."""
-    name = Path(address.removeprefix("@")).name
-    log_file = Path(tempfile.gettempdir()) / f"{name}.log"
+    log_file = Path(tempfile.gettempdir()) / f"flwr-decentral-sidecar-{os.getuid()}.log"
     command = [
         *(sys.executable, "-m", "flwr_decentral.cli"),
         *("sidecar", "--own", "--socket", address),
@@ -117,7 +116,7 @@ def _start(address: str, arguments: Sequence[str]) -> Callable[[], None]:
         if ended:
             raise NoSidecar(
                 f"the sidecar that was started for this node has ended at once, with status "
-                f"{ended[0]}. It said: {_last_line(log_file, before)}"
+                f"{ended[0]}; what {log_file} says since: {_last_line(log_file, before)}"
             )
         # Not at once: it may have ended because another one, which will answer, came first.
         with contextlib.suppress(ChildProcessError):

@@ -74,24 +74,28 @@ class Neighborhood:
         ]
         self._fingerprints: list[str] = []
         self._places: list[Address] = []
-        self._keepers = contextlib.ExitStack()
+        self._opened = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Neighborhood:
         """Reserve a port for each node, and open a proxy for each edge."""
-        for security in self._securities:
-            contexts = security.load()
-            assert contexts is not None
-            self._fingerprints.append(contexts.fingerprint)
-            # Bound and not listening: nobody else gets the port, whoever says REUSEADDR can listen.
-            keeper = self._keepers.enter_context(socket.socket())
-            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            keeper.bind((_HOST, 0))
-            self._places.append(Address(_HOST, keeper.getsockname()[1]))
-        for a, b in self.graph.edges:
-            dialer, other = min(a, b), max(a, b)
-            proxy = await Proxy.open(tuple(self._places[other]))
-            self.proxies[dialer, other] = proxy
-            proxy.there.line, proxy.back.line = self.lines[dialer], self.lines[other]
+        async with contextlib.AsyncExitStack() as stack:
+            for security in self._securities:
+                contexts = security.load()
+                assert contexts is not None
+                self._fingerprints.append(contexts.fingerprint)
+                # Bound and not listening: nobody else gets it, whoever says REUSEADDR can listen.
+                keeper = stack.enter_context(socket.socket())
+                keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                keeper.bind((_HOST, 0))
+                self._places.append(Address(_HOST, keeper.getsockname()[1]))
+            for a, b in self.graph.edges:
+                dialer, other = min(a, b), max(a, b)
+                proxy = await stack.enter_async_context(
+                    await Proxy.open(tuple(self._places[other]))
+                )
+                self.proxies[dialer, other] = proxy
+                proxy.there.line, proxy.back.line = self.lines[dialer], self.lines[other]
+            self._opened = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -101,9 +105,8 @@ class Neighborhood:
         trace: TracebackType | None,
     ) -> None:
         """Close everything."""
-        await asyncio.gather(*(network.close() for network in self.networks))
-        await asyncio.gather(*(proxy.close() for proxy in self.proxies.values()))
-        self._keepers.close()
+        async with self._opened:
+            await asyncio.gather(*(network.close() for network in self.networks))
 
     def network(
         self,

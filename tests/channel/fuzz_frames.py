@@ -63,11 +63,13 @@ MOST_KEPT = 2000
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def written(item: Item, writer: FrameWriter, piece: int = MOST_BODY) -> bytes:
+def written(
+    item: Item, writer: FrameWriter, piece: int = MOST_BODY, *, limit: int = LIMIT
+) -> bytes:
     """Write an item as the network does, a message in pieces."""
     match item:
         case Message():
-            head = MessageHead.of(item, LIMIT).encode()
+            head = MessageHead.of(item, limit).encode()
             body = b"" if item.payload is None else encode(item.payload, item.wire).tobytes()
             parts = writer.first(head, body[:piece])
             for start in range(piece, len(body), piece):

@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from flwr_decentral.channel.frames import (
     Refused,
     Type,
 )
-from flwr_decentral.channel.heads import Hello, MessageHead
+from flwr_decentral.channel.heads import MessageHead
 from flwr_decentral.channel.reader import FrameReader
 from flwr_decentral.channel.refusals import Reason, Refusal
 from flwr_decentral.core import (
@@ -31,6 +32,7 @@ from flwr_decentral.core import (
 )
 from flwr_decentral.ops.codecs import encode, rounded
 
+from . import fuzz_frames
 from .loopback import hello, same
 
 LIMIT = 1 << 20
@@ -72,24 +74,7 @@ def body_of(message: Message) -> memoryview:
     return memoryview(b"" if payload is None else encode(payload, message.wire).tobytes())
 
 
-def written(item: object, writer: FrameWriter, piece: int = MOST_BODY) -> bytes:
-    match item:
-        case Message():
-            head, body = MessageHead.of(item, LIMIT).encode(), body_of(item)
-            parts = writer.first(head, body[:piece])
-            for start in range(piece, len(body), piece):
-                parts += writer.more(body[start : start + piece])
-        case Acknowledged():
-            parts = writer.acknowledge(item.count)
-        case Refused():
-            parts = writer.refused(item.reason, item.detail)
-        case Hello():
-            parts = writer.hello(item)
-        case Ping():
-            parts = writer.ping()
-        case _:
-            parts = writer.goodbye()
-    return b"".join(map(bytes, parts))
+written = partial(fuzz_frames.written, limit=LIMIT)
 
 
 def read(reader: FrameReader, data: bytes, most: int = 1 << 30) -> list[object]:

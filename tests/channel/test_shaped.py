@@ -7,7 +7,6 @@ import math
 import random
 import re
 import secrets
-import socket
 import sys
 import time
 from collections import Counter, defaultdict
@@ -31,6 +30,7 @@ from flwr_decentral.channel.rounds import Segment
 from flwr_decentral.channel.sidecar import Options, Sidecar
 from flwr_decentral.core import SECOND, ConfigurationError, RuntimeFault, Seeds
 from flwr_decentral.plugins import installed
+from flwr_decentral.testing.ports import free_ports
 from flwr_decentral.testing.shaped import Neighborhood, Steady
 from flwr_decentral.testing.sites import make_site
 from flwr_decentral_adpsgd import ADPSGD
@@ -466,9 +466,7 @@ async def trouble(world: Neighborhood, dice: random.Random) -> None:
 
 
 def free_place() -> Address:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address("127.0.0.1", probe.getsockname()[1])
+    return Address("127.0.0.1", *free_ports(1))
 
 
 def test_a_node_that_returns_on_another_port_reaches_whom_it_dials_and_nobody_else(keys, caplog):

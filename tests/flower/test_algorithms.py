@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from flwr_decentral.plugins import SHELF
 from flwr_decentral.testing.superlink import LocalSuperLink
+
+from .shelf import DIGITS, run_each
 
 pytestmark = [
     pytest.mark.flower,
@@ -20,26 +20,8 @@ pytestmark = [
     ),
 ]
 
-DIGITS = Path(__file__).parents[2] / "apps" / "digits"
 ALONE = "local"
 NODES, ROUNDS = 8, 12
-
-EVERY = """
-from flwr.serverapp import ServerApp
-
-from digits_app import server_app
-from flwr_decentral.plugins import SHELF
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    for name in SHELF:
-        context.run_config["algorithm"] = name
-        server_app.main(grid, context)
-"""
-"""The app's own ServerApp, with one algorithm after the other: an engine takes long to start."""
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +33,16 @@ def superlink():
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, superlink) -> dict[str, dict]:
     """Run every algorithm in one run, and read what each has written."""
-    folder = tmp_path_factory.mktemp("results")
-    app = tmp_path_factory.mktemp("app") / "digits"
-    shutil.copytree(DIGITS, app, ignore=shutil.ignore_patterns("__pycache__"))
-    (app / "digits_app" / "every.py").write_text(EVERY)
-    project = app / "pyproject.toml"
-    project.write_text(project.read_text().replace("server_app:app", "every:app"))
-    config = {
-        "num-server-rounds": ROUNDS,
-        "evaluate-every": ROUNDS,
-        "results-dir": str(folder),
-    }
-    done = superlink.run(app, run_config=config, nodes=NODES, actors=1, timeout=600.0)
-    assert done.status == "finished:completed", done.log
-    found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    configs = [{"algorithm": name} for name in SHELF]
+    found = run_each(
+        superlink,
+        tmp_path_factory.mktemp("every"),
+        configs,
+        nodes=NODES,
+        rounds=ROUNDS,
+        actors=1,
+        timeout=600.0,
+    )
     return {result["algorithm"]: result for result in found}
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import networkx as nx
@@ -119,6 +119,7 @@ class EpochMachine(Machine):
     def __init__(self, site: Site, relay: Relay, *, replans: bool, **options: Any) -> None:
         super().__init__(site, wire=relay.wire, **options)
         self.first = relay
+        self._along = 0, relay  # an epoch, and how to relay in it
         self.links = LinkState(site.node, site.topology) if replans else None
         self.epoch = self.changes = self.interval = 0
         self.parents: tuple[int, ...] = ()
@@ -146,24 +147,18 @@ class EpochMachine(Machine):
 
     # The tree.
 
-    @cached_property
-    def _relays(self) -> dict[int, Relay]:
-        return {}
-
     @property
     def relay(self) -> Relay:
         """How this node relays in its epoch."""
-        if not self.epoch:
-            return self.first
-        if self.epoch not in self._relays:
-            self._relays.clear()
-            self._relays[self.epoch] = self.first.along(_tree(self.parents), self.epoch)
-        return self._relays[self.epoch]
+        if self._along[0] != self.epoch:
+            tree = _tree(self.parents)
+            relay = self.first.along(tree, self.epoch) if self.epoch else self.first
+            self._along = self.epoch, relay
+        return self._along[1]
 
     def _plan(self, links: LinkState, at: int) -> Iterator[Command]:
         """Relay along the tree of the links that work, and make up for what was held back."""
-        down = frozenset((min(c[:2]), max(c[:2])) for c in links if not c.up)
-        tree = _forest(self.site.topology, down)[self.site.node]
+        tree = _forest(self.site.topology, links.down)[self.site.node]
         epoch = 0 if _links(tree) == _links(self.first.trees[0]) else _number(tree)
         self.settling = False
         due: list[Received] = []
@@ -260,9 +255,10 @@ class EpochMachine(Machine):
     def _spread(self, claim: Claim | None, at: int, source: int | None = None) -> Iterator[Command]:
         """Pass on what is news, and wait for more."""
         if claim is not None:
+            assert self.links is not None  # who else makes claims
             yield from self._hold(at)
             for peer in sorted(self.up):
-                if source is None or not (peer == source or self._works(source, peer)):
+                if source is None or not (peer == source or self.links.works(source, peer)):
                     yield Send(to=peer, message=claim.message(self.round))
 
     def _hold(self, at: int) -> Iterator[Command]:
@@ -296,15 +292,10 @@ class EpochMachine(Machine):
 
     def _remind(self) -> Iterator[Send]:
         """Compare with those who are in reach, and do not count as such."""
-        if self.links is not None and self.links.view:
+        if self.links is not None and self.links.claims:
             for peer in sorted(self.up):
-                if not self._works(self.site.node, peer):
+                if not self.links.works(self.site.node, peer):
                     yield from self._compare(self.links, peer)
-
-    def _works(self, a: int, b: int) -> bool:
-        claims = self.links.claims if self.links else {}
-        ends = (claims.get(key, (0, True)) for key in ((a, b), (b, a)))
-        return self.site.topology.has_edge(a, b) and all(up for _, up in ends)
 
     # What is of another epoch.
 

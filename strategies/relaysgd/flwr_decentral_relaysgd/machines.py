@@ -313,7 +313,7 @@ class LatestMachine(EpochMachine):
 
     def _clear(self) -> Iterator[Command]:
         """Drop what has not been sent and is outdated."""
-        if self.links is None or not self.links.view:
+        if self.links is None or not self.links.claims:
             yield DropQueued()
         elif not self.settling:
             # What is said of links must get out, to whom it may be news.
