@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import networkx as nx
@@ -119,7 +119,6 @@ class EpochMachine(Machine):
     def __init__(self, site: Site, relay: Relay, *, replans: bool, **options: Any) -> None:
         super().__init__(site, wire=relay.wire, **options)
         self.first = relay
-        self._along = 0, relay  # an epoch, and how to relay in it
         self.links = LinkState(site.node, site.topology) if replans else None
         self.epoch = self.changes = self.interval = 0
         self.parents: tuple[int, ...] = ()
@@ -147,14 +146,20 @@ class EpochMachine(Machine):
 
     # The tree.
 
+    @cached_property
+    def _relays(self) -> dict[int, Relay]:
+        # Derived, so no part of the state.
+        return {}
+
     @property
     def relay(self) -> Relay:
         """How this node relays in its epoch."""
-        if self._along[0] != self.epoch:
-            tree = _tree(self.parents)
-            relay = self.first.along(tree, self.epoch) if self.epoch else self.first
-            self._along = self.epoch, relay
-        return self._along[1]
+        if not self.epoch:
+            return self.first
+        if self.epoch not in self._relays:
+            self._relays.clear()
+            self._relays[self.epoch] = self.first.along(_tree(self.parents), self.epoch)
+        return self._relays[self.epoch]
 
     def _plan(self, links: LinkState, at: int) -> Iterator[Command]:
         """Relay along the tree of the links that work, and make up for what was held back."""
