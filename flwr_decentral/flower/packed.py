@@ -150,7 +150,7 @@ class PackedDispatcher(Dispatcher):
         """Tell every host to leave, those included whose turn has yet to come."""
         self._open = False
         for host in self._hosts.values():
-            self._send(host, {"do": "leave"})
+            self._show_out(host)
         deadline = time.monotonic() + self.patience
         while self._messages:
             self._attend(0.005)
@@ -233,13 +233,10 @@ class PackedDispatcher(Dispatcher):
         if not host.known:
             host.known = True
         elif header.get("do") == "serve":
-            host.serves = True
-            serving = sum(1 for _ in self._serving())
-            self._seen = max(self._seen, serving)
-            if not self._open:
-                self._send(host, {"do": "leave"})
-            elif serving >= len(self._messages):  # there may be more where these came from
-                self._push_hosts(serving)
+            if self._open:
+                self._employ(host)
+            else:
+                self._show_out(host)
         elif header.get("do") == "get-state":
             self._send(host, {"do": "state"}, [self._state.get(header["node"], b"")])
         elif header.get("do") == "put-state":
@@ -247,6 +244,18 @@ class PackedDispatcher(Dispatcher):
             self._send(host, {"do": "done"})
         else:
             self._finish(host, frame)
+
+    def _employ(self, host: _Host) -> None:
+        host.serves = True
+        serving = sum(1 for _ in self._serving())
+        self._seen = max(self._seen, serving)
+        if serving >= len(self._messages):  # there may be more where these came from
+            self._push_hosts(serving)
+
+    def _show_out(self, host: _Host) -> None:
+        """Tell a host to leave. Its connection ends later, and gets no task until then."""
+        host.serves = False
+        self._send(host, {"do": "leave"})
 
     def _finish(self, host: _Host, frame: Frame) -> None:
         node, (state, records) = frame.header["node"], frame.blobs

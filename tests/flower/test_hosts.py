@@ -112,6 +112,21 @@ def test_a_task_that_always_kills_its_host_fails_the_run(die, tmp_path):
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
+def test_a_host_that_was_told_to_leave_gets_no_task_however_late_its_connection_ends(
+    monkeypatch, undisturbed
+):
+    class Lingering(Connection):
+        def close(self):
+            end = self._socket.dup()
+            super().close()
+            threading.Timer(0.05, end.close).start()
+
+    monkeypatch.setattr(mod, "Connection", Lingering)
+    result = run(toys.train, evaluate_every=1)
+    assert result.run.digest == undisturbed
+    assert result.run.lost_tasks == 0
+
+
 def test_no_host_at_all_is_an_error_and_no_wait_for_ever(monkeypatch):
     monkeypatch.setattr(packed, "_NO_HOST", 0.1)
     monkeypatch.setattr(packed, "_LOOK_AFTER", 0.02)
