@@ -150,6 +150,11 @@ class Node:
         """Whether a process is there to train."""
         return self._trainer.trainer is not None
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a segment is under way, and a process there to train."""
+        return self.is_attended and not self.is_idle
+
     def status(self) -> dict[str, Any]:
         """Say how it goes, as plain values."""
         return {

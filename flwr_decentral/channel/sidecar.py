@@ -9,7 +9,7 @@ A client of the sidecar connects to its local socket, says one thing and gets on
 =========  =====================================  =============================================
 ``do``     asks                                   answer
 =========  =====================================  =============================================
-who        who is this node                       ``me``: address, fingerprint, run, versions
+who        who is this node                       ``me``: address, fingerprint, run, version
 status     how is it                              ``status``: peers, rates, refusals, lease
 order      train a segment                        ``accepted``: where to attach as the trainer;
                                                   ``unprimed``: give me the model with the order
@@ -235,6 +235,7 @@ class Sidecar:
             "address": str(self._options.address or ""),
             "fingerprint": self.fingerprint,
             "run": "" if self._node is None else self._node.order.run,
+            "training": self._node is not None and self._node.is_training,
             "version": version("flwr-decentral"),
             "process": os.getpid(),
         }
@@ -335,7 +336,7 @@ class Sidecar:
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        if self._node is not None and not self._node.is_idle and self._node.is_attended:
+        if self._node is not None and self._node.is_training:
             self._renew(_EXTENSION_S)  # its trainer is still at it
             return
         run = "" if self._node is None else f" of run {self._node.order.run}"

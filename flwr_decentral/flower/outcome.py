@@ -61,7 +61,7 @@ def lead(mission: Mission, meter: GridMeter, roster: Roster, result: Result) -> 
 
 def _summarize(run: RealTime, roster: Roster, status: str) -> RunResult:
     """Put the result together."""
-    mission, reports = run.mission, [seat.report for seat in run.seats]
+    mission, reports = run.mission, [seat.report for seat in run.seats.all]
 
     def total(name: str) -> int:
         return int(sum(report.get(name, 0) for report in reports))
@@ -77,8 +77,8 @@ def _summarize(run: RealTime, roster: Roster, status: str) -> RunResult:
         topology=topology_name(mission.topology),
         scenario={},
         seed=mission.settings.seed,
-        nodes=len(run.seats),
-        rounds=mission.rounds or min(seat.round for seat in run.seats),
+        nodes=len(run.seats.all),
+        rounds=mission.rounds or min(seat.round for seat in run.seats.all),
         virtual_time_s=run.elapsed,
         wall_time_s=run.elapsed,
         digest=run.digest(),

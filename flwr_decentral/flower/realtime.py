@@ -5,9 +5,9 @@ the nodes evaluate, and nodes that have gone or come back are noticed. The Serve
 keeps the books: it holds no model, and no parameter passes through it, the initial model aside and,
 if that is asked for, the models of the end.
 
-A node is known by its partition-id and, with TLS, by its certificate; Flower's node ids change each
-time a SuperNode starts. A node that does not answer is away until it registers again; its neighbors
-notice by themselves.
+A node is known by its partition-id and, with TLS, by its certificate. One that does not answer is
+away until it comes back (:mod:`flwr_decentral.flower.seats`); its neighbors notice by themselves,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from logging import INFO, WARNING
 from typing import Any, Final
@@ -28,7 +28,7 @@ from flwr.common.logger import log
 
 from flwr_decentral.channel.orders import Order
 from flwr_decentral.channel.roster import Roster as PeerRoster
-from flwr_decentral.core import ConfigurationError, RuntimeFault
+from flwr_decentral.core import RuntimeFault
 from flwr_decentral.core.seeds import RUN
 from flwr_decentral.report.results import Evaluation
 from flwr_decentral.sim.measures import average_model
@@ -39,7 +39,8 @@ from .grid import GridMeter
 from .ledger import Ledger, describe
 from .mission import Mission
 from .records import array_bytes, decode, to_numpy, to_record
-from .roster import Roster, newcomers, peer_record
+from .roster import Roster, peer_record
+from .seats import LATE, Seat, Seats
 
 _PAUSE: Final = 0.2
 """Seconds before another segment, after one in which no node has gone on."""
@@ -48,37 +49,6 @@ _LEASE: Final = 900.0
 _MOST_ROUNDS: Final = 2**31 - 1
 _MARGIN: Final = 60.0
 """Seconds that Flower may take to bring a message to a node and its reply back."""
-
-
-@dataclass
-class Seat:
-    """A node of the run.
-
-    Attributes
-    ----------
-    index : int
-        Its node index.
-    node_id : int or None
-        What Flower calls it now; None while it is away.
-    primed : bool
-        Whether its sidecar holds a model of this run.
-    round : int
-        The rounds that are past for it.
-    report : dict
-        What its sidecar has counted since it was primed.
-    digest : str
-        The hash of its model after its last segment.
-    released : bool
-        Whether its sidecar knows that the run has ended.
-    """
-
-    index: int
-    node_id: int | None
-    primed: bool = False
-    round: int = 0
-    report: dict[str, float] = field(default_factory=dict)
-    digest: str = ""
-    released: bool = False
 
 
 class RealTime:
@@ -105,7 +75,7 @@ class RealTime:
         self.mission, self.meter, self.ledger = mission, meter, ledger
         self.run_id = secrets.token_hex(8)
         self.evaluates, self.sockets = roster.evaluates, roster.sockets
-        self.seats = [Seat(index, node_id) for index, node_id in enumerate(roster.node_ids)]
+        self.seats = Seats(meter, roster.node_ids, self._welcome, roster.sockets)
         self.peers = PeerRoster.from_records(
             [peer_record(index, peer) for index, peer in enumerate(roster.peers)],
             mission.topology.edges,
@@ -113,6 +83,7 @@ class RealTime:
         self.epoch = 0
         self.initial_bytes = 0
         self._begin = time.monotonic()
+        self._ordered: set[int] = set()
         self._rounds: list[int] = []
         self._advanced = self._begin
         self._stuck = False
@@ -125,12 +96,12 @@ class RealTime:
     @property
     def done(self) -> int:
         """The rounds that are past for all nodes that are there."""
-        return min(seat.round for seat in self._present())
+        return min(seat.round for seat in self.seats.present)
 
     @property
     def progress(self) -> int:
         """The rounds that are past on average, rounded down."""
-        present = self._present()
+        present = self.seats.present
         return sum(seat.round for seat in present) // len(present)
 
     def run(self) -> None:
@@ -144,8 +115,10 @@ class RealTime:
         every = following = self.mission.evaluate_every
         while not self._is_over():
             self._segment(following)
-            self._recruit()
+            self.seats.hear_newcomers()
             last = self._is_over()
+            if last:  # those that are late are waited for now
+                self.seats.settle(self.seats.present)
             if self.progress >= following or last:
                 self._evaluate(last)
                 following = self.progress + every
@@ -155,9 +128,9 @@ class RealTime:
         """Have every node send its model, once, and average them."""
         layout = self.mission.layout
         vectors, privates = [], []
-        for seat, content in self._evaluations(self._present(), "fetch"):
+        for index, content in self._ask_all(self.seats.free, "fetch").items():
             if error := reported_error(content):
-                raise RuntimeFault(f"node {seat.index} cannot send its model:\n{error}")
+                raise RuntimeFault(f"node {index} cannot send its model:\n{error}")
             vector, private = layout.flatten(to_numpy(content.array_records["model"]))
             vectors.append(vector)
             privates.append(private)
@@ -168,18 +141,19 @@ class RealTime:
 
     def release(self) -> None:
         """Tell every node that the run has ended, so that another can begin at once."""
-        waiting = {}
-        for seat in self._present():
-            if not seat.released:
-                message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
-                waiting[self.meter.push(message)] = seat
-        for _ in self._replies(waiting, time.monotonic() + _MARGIN, "the end of the run"):
-            pass
+        self.seats.forget_calls()
+        asked = [seat for seat in self.seats.present if not seat.released]
+        for seat in asked:
+            message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
+            self.seats.call(
+                seat, message, "the end of the run", _ignore, seconds=_MARGIN, allowed=_MARGIN
+            )
+        self.seats.settle(asked)
 
     def digest(self) -> str:
         """Hash the digests of all models."""
         state = blake2b(digest_size=16, person=b"flwrd-models")
-        for seat in self.seats:
+        for seat in self.seats.all:
             state.update(f"{seat.index} {seat.digest}\n".encode())
         return state.hexdigest()
 
@@ -191,14 +165,12 @@ class RealTime:
             return self.elapsed >= duration
         return self.mission.rounds is not None and self.done >= self.mission.rounds
 
-    def _present(self) -> list[Seat]:
-        present = [seat for seat in self.seats if seat.node_id is not None]
-        if not present:
-            raise RuntimeFault(
-                f"none of the {len(self.seats)} nodes answers any more: look at their SuperNodes' "
-                "logs"
-            )
-        return present
+    def _has_finished(self, seat: Seat) -> bool:
+        """Tell whether a node has nothing more to train."""
+        duration, rounds = self.mission.settings.duration, self.mission.rounds
+        if duration is not None:
+            return self.elapsed >= duration
+        return rounds is not None and seat.round >= rounds
 
     def _limits(self, following: int) -> tuple[int, float]:
         """Tell how many rounds and how many seconds the next segment has at most.
@@ -213,28 +185,43 @@ class RealTime:
         if not self.mission.algorithm.capabilities.synchronous:
             return most, seconds
         # A node that begins anew hears where the others are only if they go on.
-        anew = self._stuck or any(not seat.primed for seat in self._present())
-        furthest = max(seat.round for seat in self._present())
+        anew = self._stuck or any(not seat.primed for seat in self.seats.present)
+        furthest = max(seat.round for seat in self.seats.present)
         return min(most, max(following, furthest + anew)), seconds
 
     def _segment(self, following: int) -> None:
-        """Let every node train for a segment, and gather what they report."""
+        """Let every node train for a segment, and gather what they report.
+
+        Nodes that need longer, or have gone, keep nobody from the next segment. Those that come
+        back in time take part in this one.
+        """
         until, seconds = self._limits(following)
-        allowed = seconds + self.mission.patience + _MARGIN
-        deadline = time.monotonic() + allowed
-        waiting = {self._order(seat, until, seconds, allowed): seat for seat in self._present()}
-        for seat, reply in self._replies(waiting, deadline, "its segment"):
-            self._take_report(seat, reply)
-        self._check_progress([seat.round for seat in self.seats])
+        end, left = time.monotonic() + seconds, seconds
+        patient_until = end + LATE
+        self._ordered.clear()
+        while True:
+            for seat in self.seats.free:
+                if seat.index not in self._ordered:
+                    self._order(seat, until, left)
+                    self._ordered.add(seat.index)
+            ordered = [self.seats.all[index] for index in self._ordered]
+            if not self.seats.wait(ordered, patient_until):
+                left = max(end - time.monotonic(), 1.0)  # for those who have come back
+                continue
+            free = self.seats.free
+            if not any(seat.call for seat in ordered) or not all(map(self._has_finished, free)):
+                break
+            patient_until += LATE
+        self._check_progress([seat.round for seat in self.seats.all])
         log(
             INFO,
             "[%.0f s] rounds %d%s, %d of %d nodes, %.3g MB sent",
             self.elapsed,
             self.progress,
             f"/{self.mission.rounds}" if self.mission.rounds else "",
-            len(self._present()),
-            len(self.seats),
-            sum(seat.report.get("bytes-sent", 0) for seat in self.seats) / 1e6,
+            len(self.seats.present),
+            len(self.seats.all),
+            sum(seat.report.get("bytes-sent", 0) for seat in self.seats.all) / 1e6,
         )
 
     def _check_progress(self, rounds: list[int]) -> None:
@@ -251,8 +238,10 @@ class RealTime:
             )
         time.sleep(_PAUSE)
 
-    def _order(self, seat: Seat, until: int, seconds: float, allowed: float) -> str:
+    def _order(self, seat: Seat, until: int, seconds: float) -> None:
+        """Call a seat to train for a segment."""
         mission = self.mission
+        allowed = seconds + mission.patience + _MARGIN
         order = Order(
             run=self.run_id,
             resume=mission.settings.resume,
@@ -280,7 +269,8 @@ class RealTime:
         )
         if not seat.primed:
             self.initial_bytes += array_bytes([message])
-        return self.meter.push(message)
+        take = partial(self._take_report, seat)
+        self.seats.call(seat, message, "its segment", take, seconds=seconds, allowed=allowed)
 
     def _message(
         self, seat: Seat, message_type: str, content: RecordDict, **control: Any
@@ -325,62 +315,30 @@ class RealTime:
         for round, content in zip(rounds, contents, strict=True):
             self.ledger.trained(round, decode(content))
 
-    def _replies(
-        self, waiting: dict[str, Seat], deadline: float, what: str
-    ) -> Iterator[tuple[Seat, Message]]:
-        """Yield replies as they come; whoever does not answer is away from then on."""
-        for reply in self.meter.replies(waiting, deadline):
-            seat = waiting.pop(reply.metadata.reply_to_message_id)
-            if reply.has_error():
-                self._lose(seat, f"{what} ended with {reply.error.reason}")
-            else:
-                yield seat, reply
-        for seat in waiting.values():
-            self._lose(seat, f"{what} did not end in time")
-
-    def _lose(self, seat: Seat, why: str) -> None:
-        log(WARNING, "Node %d (Flower node %s) is away: %s", seat.index, seat.node_id, why)
-        seat.node_id = None
-
-    def _recruit(self) -> None:
-        """Let nodes take their seats again that have registered anew."""
-        away = {seat.index: seat for seat in self.seats if seat.node_id is None}
-        if not away:
-            return
-        taken = {seat.node_id for seat in self.seats}
-        for node_id, facts in newcomers(self.meter, taken, _MARGIN, self.sockets):
-            seat = away.get(facts["node"])
-            if seat is None:
-                log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
-                continue
-            records = self.peers.records()
-            try:
-                records[seat.index] = peer_record(seat.index, facts.get("peer"))
-            except ConfigurationError as error:  # it is asked again after the next segment
-                log(WARNING, "Node %d stays away for now: %s", seat.index, error)
-                continue
-            del away[seat.index]
-            if records != self.peers.records():
-                self.peers = PeerRoster.from_records(records, self.peers.edges)
-                self.epoch += 1
-            seat.node_id = node_id  # its sidecar says whether it still holds its model
-            log(INFO, "Node %d is back, as Flower node %d.", seat.index, node_id)
+    def _welcome(self, seat: Seat, peer: Mapping[str, Any] | None) -> None:
+        """Let a node come back, at another address perhaps."""
+        records = self.peers.records()
+        records[seat.index] = peer_record(seat.index, peer)
+        if records != self.peers.records():
+            self.peers = PeerRoster.from_records(records, self.peers.edges)
+            self.epoch += 1
+        self._ordered.discard(seat.index)
 
     # ------------------------------------------------------------------------------ evaluation
 
     def _evaluate(self, last: bool) -> None:
-        present = {seat.index: seat for seat in self._present() if seat.primed}
+        free = {seat.index: seat for seat in self.seats.free if seat.primed}
         chosen = self.ledger.choose(self.progress) if self.evaluates else []
-        seats = [present[index] for index in chosen if index in present]
+        seats = [free[index] for index in chosen if index in free]
         replies = {}
         # A message less for each node: Flower starts a process for each message.
         last = last and not self.mission.settings.fetch_average
-        for seat, content in self._evaluations(seats, "evaluate-own", last):
-            seat.released = CONTROL in content and "released" in content[CONTROL]
+        for index, content in self._ask_all(seats, "evaluate-own", last).items():
+            self.seats.all[index].released = CONTROL in content and "released" in content[CONTROL]
             if error := reported_error(content):
-                log(WARNING, "Evaluation failed on node %d:\n%s", seat.index, error)
+                log(WARNING, "Evaluation failed on node %d:\n%s", index, error)
             else:
-                replies[seat.index] = content
+                replies[index] = content
         round = self.progress
         metrics = self.ledger.evaluated(round, replies)
         averaged = {}
@@ -397,12 +355,15 @@ class RealTime:
         self.ledger.evaluations.append(evaluation)
         log(INFO, "[%.0f s] round %d | %s", self.elapsed, round, describe(evaluation))
 
-    def _evaluations(
-        self, seats: list[Seat], do: str, last: bool = False
-    ) -> Iterator[tuple[Seat, RecordDict]]:
+    def _ask_all(self, seats: list[Seat], do: str, last: bool = False) -> dict[int, RecordDict]:
+        """Let nodes do something with their models; return what those say that can."""
         key = self.mission.options.configrecord_key
         seed = self.ledger.seeds.number(RUN, "evaluate", self.progress)
-        waiting = {}
+        replies: dict[int, RecordDict] = {}
+
+        def take(index: int, reply: Message) -> None:
+            replies[index] = reply.content
+
         for seat in seats:
             content = RecordDict({key: ConfigRecord(dict(self.mission.evaluate_config))})
             message = self._message(
@@ -415,7 +376,12 @@ class RealTime:
                 round=seat.round,
                 seed=(seed + seat.index) % 2**31,
             )
-            waiting[self.meter.push(message)] = seat
-        deadline = time.monotonic() + self.mission.patience + _MARGIN
-        for seat, reply in self._replies(waiting, deadline, "its evaluation"):
-            yield seat, reply.content
+            allowed = self.mission.patience + _MARGIN
+            what, take_it = "its evaluation", partial(take, seat.index)
+            self.seats.call(seat, message, what, take_it, seconds=0.0, allowed=allowed)
+        self.seats.settle(seats)
+        return dict(sorted(replies.items()))
+
+
+def _ignore(reply: Message) -> None:
+    del reply

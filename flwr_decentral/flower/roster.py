@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from logging import WARNING
@@ -142,27 +142,6 @@ def call_roll(
     )
 
 
-def newcomers(
-    grid: GridMeter, known: Collection[int | None], patience: float, sockets: str = ""
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Ask nodes that have registered since who they are; those that do not answer are left out.
-
-    Yields
-    ------
-    int
-        Flower's id.
-    dict
-        What the node says of itself.
-    """
-    for node_id in grid.node_ids():
-        if node_id not in known:
-            try:
-                deadline = time.monotonic() + patience
-                yield node_id, _ask(grid, [node_id], deadline, sockets=sockets)[node_id]
-            except (ConfigurationError, RuntimeFault) as error:
-                log(WARNING, "Flower node %d is left out: %s", node_id, error)
-
-
 def peer_record(index: int, peer: Mapping[str, Any] | None) -> dict[str, Any]:
     """Write what a node said of its sidecar as a record of the peers' roster."""
     if peer is None:
@@ -209,6 +188,25 @@ def hello(
     return Message(RecordDict({CONTROL: control}), node_id, message_type)
 
 
+def facts_in(reply: Message) -> dict[str, Any]:
+    """Read what a node says of itself out of its reply to :func:`hello`.
+
+    Raises
+    ------
+    ConfigurationError
+        If it did not answer with the mod.
+    """
+    node_id = reply.metadata.src_node_id
+    if reply.has_error():
+        raise ConfigurationError(
+            f"Flower node {node_id} failed when it was asked who it is: {reply.error.reason}. "
+            f"If its train function was called, the mod is missing: {_MOD_MISSING}"
+        )
+    if CONTROL not in reply.content:
+        raise ConfigurationError(f"Flower node {node_id} answered without our mod: {_MOD_MISSING}")
+    return load_facts(str(reply.content[CONTROL]["facts"]))
+
+
 def _ask(
     grid: GridMeter,
     node_ids: Sequence[int],
@@ -223,17 +221,7 @@ def _ask(
         hello(node_id, MessageType.TRAIN, sockets=sockets, room=room) for node_id in node_ids
     ]
     for reply in collect(grid, messages, deadline):
-        node_id = reply.metadata.src_node_id
-        if reply.has_error():
-            raise ConfigurationError(
-                f"Flower node {node_id} failed when it was asked who it is: {reply.error.reason}. "
-                f"If its train function was called, the mod is missing: {_MOD_MISSING}"
-            )
-        if CONTROL not in reply.content:
-            raise ConfigurationError(
-                f"Flower node {node_id} answered without our mod: {_MOD_MISSING}"
-            )
-        facts[node_id] = load_facts(str(reply.content[CONTROL]["facts"]))
+        facts[reply.metadata.src_node_id] = facts_in(reply)
     return facts
 
 

@@ -15,8 +15,8 @@ from flwr_decentral.channel.orders import Order
 from flwr_decentral.core import ConfigurationError, RuntimeFault
 from flwr_decentral.core.layout import Layout
 from flwr_decentral.core.transcript import vector_digest
-from flwr_decentral.flower import grid, mod, realtime
-from flwr_decentral.flower.control import CONTROL, dump_facts
+from flwr_decentral.flower import grid, mod, realtime, seats
+from flwr_decentral.flower.control import CONTROL, dump_facts, load_facts
 from flwr_decentral.flower.records import encode, to_numpy, to_record
 
 from .toys import ZEROS, federate, make_client
@@ -279,26 +279,76 @@ def test_a_sidecar_that_moves_is_told_to_all(caplog):
     assert str(play.orders[0][-1].roster.members[2].address) == "127.0.0.1:9002"
 
 
+@pytest.fixture
+def hang(monkeypatch):
+    """Return a function that lets node 1 hang in its first segment, and be late soon."""
+    monkeypatch.setattr(realtime, "LATE", 0.1)
+    monkeypatch.setattr(seats, "LATE", 0.1)
+    monkeypatch.setattr(seats, "_ANSWER", 0.1)
+    released = threading.Event()
+
+    def hang(play, *, answers: dict | None, seconds: float = 60.0):
+        """``answers`` is what it says of its sidecar in the meantime; None if it says nothing."""
+
+        def segment(node, msg, control, usual=play.segment):
+            if node == 1 and not play.orders[1]:
+                play.orders[1].append(Order.from_json(control["order"]))
+                released.wait(seconds)
+                released.set()
+                play.orders[1].clear()
+            return usual(node, msg, control)
+
+        def hello(node, msg, control, usual=play.hello):
+            if node == 1 and play.orders[1] and answers is None:
+                assert released.wait(60.0)
+            content = usual(node, msg, control)
+            if node == 1 and answers:
+                facts = load_facts(content[CONTROL]["facts"])
+                facts["peer"].update(answers)
+                content[CONTROL] = ConfigRecord({"facts": dump_facts(facts)})
+            return content
+
+        play.segment, play.hello = segment, hello
+        return released.set
+
+    yield hang
+    released.set()
+
+
 @pytest.mark.slow
-def test_a_node_that_does_not_answer_is_away(caplog, monkeypatch):
+def test_a_node_that_does_not_answer_is_away(hang, caplog, monkeypatch):
     monkeypatch.setattr(realtime, "_MARGIN", 0.5)
-    # Flower brings a node one message at a time: while it is busy, it answers no hello.
-    monkeypatch.setattr(realtime, "newcomers", lambda *_: [])
-    play, released = Play(), threading.Event()
-
-    def segment(node, msg, control, usual=play.segment):
-        if node == 1 and len(play.orders[1]) == 1:
-            assert released.wait(60.0)
-        return usual(node, msg, control)
-
-    play.segment = segment
-    options = {"start": {"timeout": 0.5}, "segment": 0.5, "after": released.set}
-    result = lead(play, evaluate_every=1, workers=4, **options)
+    play = Play()
+    after = hang(play, answers=None)
+    options = {"start": {"timeout": 0.5}, "segment": 0.5, "after": after}
+    result = lead(play, evaluate_every=1, workers=5, **options)
     assert "Node 1" in caplog.text
     assert "its segment did not end in time" in caplog.text
     assert [play.rounds[node] for node in (0, 2, 3)] == [4, 4, 4]
     assert result.run.status == "completed"
     assert result.run.evaluations[-1].metrics["mean"].nodes[1] is None
+
+
+@pytest.mark.parametrize("answers", [None, {"training": True}], ids=["busy", "training"])
+def test_a_node_that_is_late_is_waited_for_in_the_end_only(answers, hang, caplog):
+    play = Play()
+    hang(play, answers=answers, seconds=3.0)
+    result = lead(play, evaluate_every=1, workers=5, segment=1.0)
+    assert "away" not in caplog.text
+    first, *_ = result.run.evaluations
+    assert [value is None for value in first.metrics["mean"].nodes] == [False, True, False, False]
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
+    assert play.given[1] == 1
+
+
+def test_a_supernode_that_was_killed_and_started_again_has_lost_its_call(hang, caplog):
+    play = Play()
+    play.models[1], play.rounds[1] = np.zeros(4, np.float32), 0  # its sidecar was given it
+    after = hang(play, answers={"training": False})
+    result = lead(play, evaluate_every=1, workers=5, segment=1.0, after=after)
+    assert "away: its SuperNode has started anew, and its segment is lost" in caplog.text
+    assert "Node 1 is back" in caplog.text
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
 
 
 def test_an_error_of_the_user_fails_the_run_and_names_the_node(tmp_path):

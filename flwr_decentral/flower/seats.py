@@ -1,0 +1,324 @@
+"""Who sits where, and what each was asked: messages to nodes that may go away and come back.
+
+A node is known by its partition-id; Flower's node ids change when a SuperNode registers anew. So a
+node index is a *seat*, which a Flower node takes. A *call* is a message to it whose reply is taken
+whenever it comes, at most one at a time, and nobody else has to wait for it.
+
+Flower says if a SuperNode has been silent for a minute. One that was killed and started again
+before that has lost its call without a word, and under the same node id. Since a SuperNode takes
+one message at a time, there is a way to find out: one that answers a question while its call is
+unanswered is not at it any more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any, Final
+
+from flwr.app import Message, MessageType
+from flwr.common.logger import log
+
+from flwr_decentral.core import ConfigurationError, RuntimeFault
+
+from .grid import GridMeter, pauses
+from .roster import facts_in, hello
+
+LATE: Final = 30.0
+"""Seconds beyond its time after which a call is late: others go on, and it is asked about."""
+_LOOK: Final = 5.0
+"""Seconds from one look for nodes that have come back to the next."""
+_ANSWER: Final = 15.0
+"""Seconds within which a node that is there answers a question: Flower starts a process for it."""
+
+
+@dataclass
+class Call:
+    """A message that has not been answered.
+
+    Attributes
+    ----------
+    what : str
+        What is waited for, as in "its segment".
+    take : callable
+        Called with the reply, if that is no error.
+    late : float
+        Seconds on the monotonic clock: when it is late, and is asked about.
+    deadline : float
+        When the node is given up.
+    """
+
+    what: str
+    take: Callable[[Message], None]
+    late: float
+    deadline: float
+    again: float = LATE
+
+
+@dataclass
+class Seat:
+    """A node of the run.
+
+    Attributes
+    ----------
+    index : int
+        Its node index.
+    node_id : int or None
+        What Flower calls it now; None while it is away.
+    primed : bool
+        Whether its sidecar holds a model of this run.
+    round : int
+        The rounds that are past for it.
+    report : dict
+        What its sidecar has counted since it was primed.
+    digest : str
+        The hash of its model after its last segment.
+    released : bool
+        Whether its sidecar knows that the run has ended.
+    call : Call or None
+        What it has not answered yet.
+    """
+
+    index: int
+    node_id: int | None
+    primed: bool = False
+    round: int = 0
+    report: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
+    released: bool = False
+    call: Call | None = None
+
+
+class Seats:
+    """The seats of a run, and the calls to those who sit there.
+
+    Parameters
+    ----------
+    meter : GridMeter
+        The grid.
+    node_ids : sequence of int
+        Flower's id of each node index.
+    welcome : callable
+        ``welcome(seat, peer)`` is called when a node has come back, with what it says of its
+        sidecar. It raises ConfigurationError if the node cannot take part.
+    sockets : str
+        What the sockets of virtual nodes are called; empty in a deployment.
+    """
+
+    def __init__(
+        self,
+        meter: GridMeter,
+        node_ids: Sequence[int],
+        welcome: Callable[[Seat, Mapping[str, Any] | None], None],
+        sockets: str = "",
+    ) -> None:
+        self.all = [Seat(index, node_id) for index, node_id in enumerate(node_ids)]
+        self._meter, self._welcome, self._sockets = meter, welcome, sockets
+        self._calls: dict[str, Seat] = {}
+        self._questions: dict[str, tuple[int, float]] = {}
+        self._next_look = 0.0
+
+    @property
+    def present(self) -> list[Seat]:
+        """Those that are not away.
+
+        Raises
+        ------
+        RuntimeFault
+            If all are.
+        """
+        present = [seat for seat in self.all if seat.node_id is not None]
+        if not present:
+            raise RuntimeFault(
+                f"none of the {len(self.all)} nodes answers any more: look at their SuperNodes' "
+                "logs"
+            )
+        return present
+
+    @property
+    def free(self) -> list[Seat]:
+        """Those that are not away and have no call to answer."""
+        return [seat for seat in self.present if seat.call is None]
+
+    def call(
+        self,
+        seat: Seat,
+        message: Message,
+        what: str,
+        take: Callable[[Message], None],
+        *,
+        seconds: float,
+        allowed: float,
+    ) -> None:
+        """Send a message to a free seat.
+
+        Parameters
+        ----------
+        seat, message
+            To whom, and what.
+        what : str
+            What is waited for then, as in "its segment".
+        take : callable
+            Called with the reply, if that is no error; errors mean that the node is away.
+        seconds : float
+            How long the reply takes usually.
+        allowed : float
+            How long it may take at most.
+        """
+        assert seat.call is None, "one call at a time"
+        now = time.monotonic()
+        try:
+            message_id = self._meter.push(message)
+        except RuntimeFault as refusal:
+            self._lose(seat, str(refusal))
+            return
+        seat.call = Call(what, take, now + seconds + LATE, now + allowed)
+        self._calls[message_id] = seat
+
+    def wait(self, seats: Collection[Seat], until: float = math.inf) -> bool:
+        """Wait for some seats' replies, and take all that come; leave when somebody is back.
+
+        Parameters
+        ----------
+        seats : collection of Seat
+            Whose.
+        until : float
+            When to go on without them, in seconds on the monotonic clock.
+
+        Returns
+        -------
+        bool
+            Whether there is nothing more to wait for.
+        """
+        return self._wait(lambda: any(seat.call for seat in seats), until)
+
+    def settle(self, seats: Collection[Seat]) -> None:
+        """Wait for some seats' replies for as long as they are allowed to take."""
+        while not self.wait(seats):
+            continue
+
+    def hear_newcomers(self) -> None:
+        """Let those who have just been asked who they are say so."""
+        self._look_around()
+        now = time.monotonic()
+        asked = {
+            question
+            for question, (node_id, since) in self._questions.items()
+            if self._sitting(node_id) is None and since > now - _ANSWER
+        }
+        while not self._wait(lambda: not asked.isdisjoint(self._questions), now + _ANSWER):
+            continue
+
+    def forget_calls(self) -> None:
+        """Wait for nobody any more: the run ends."""
+        self._calls.clear()
+        for seat in self.all:
+            seat.call = None
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _wait(self, goes_on: Callable[[], bool], until: float) -> bool:
+        waits = pauses()
+        while goes_on():
+            heard, came = self._hear()
+            if came:
+                return False
+            if heard:
+                waits = pauses()
+                continue
+            now = time.monotonic()
+            self._check_calls(now)
+            if now > until:
+                break
+            if now > self._next_look:
+                self._look_around()
+            if goes_on():
+                time.sleep(next(waits))
+        return True
+
+    def _hear(self) -> tuple[int, bool]:
+        """Take what has come; tell how much it was, and whether somebody is back."""
+        came = False
+        replies = self._meter.pull([*self._calls, *self._questions])
+        # A question says nothing of a call that has been answered.
+        replies.sort(key=lambda reply: reply.metadata.reply_to_message_id in self._questions)
+        for reply in replies:
+            message_id = reply.metadata.reply_to_message_id
+            if message_id in self._questions:
+                node_id, _ = self._questions.pop(message_id)
+                came |= self._take_answer(node_id, reply)
+            elif (seat := self._calls.pop(message_id, None)) is not None:
+                call, seat.call = seat.call, None
+                assert call is not None
+                if reply.has_error():
+                    self._lose(seat, f"{call.what} ended with {reply.error.reason}")
+                else:
+                    call.take(reply)
+        return len(replies), came
+
+    def _check_calls(self, now: float) -> None:
+        for seat in [*self._calls.values()]:
+            call = seat.call
+            assert call is not None
+            if now > call.deadline:
+                self._lose(seat, f"{call.what} did not end in time")
+            elif now > call.late and not self._sockets:  # a virtual node has no SuperNode
+                call.late, call.again = now + call.again, 2 * call.again
+                assert seat.node_id is not None
+                self._ask(seat.node_id)
+
+    def _lose(self, seat: Seat, why: str) -> None:
+        log(WARNING, "Node %d (Flower node %s) is away: %s", seat.index, seat.node_id, why)
+        self._calls = {key: other for key, other in self._calls.items() if other is not seat}
+        seat.node_id = seat.call = None
+        self._next_look = 0.0
+
+    def _sitting(self, node_id: int) -> Seat | None:
+        return next((seat for seat in self.all if seat.node_id == node_id), None)
+
+    def _look_around(self) -> None:
+        """Ask the nodes that have no seat who they are, should somebody be away."""
+        self._next_look = time.monotonic() + _LOOK
+        if all(seat.node_id is not None for seat in self.all):
+            return
+        asked = {node_id for node_id, _ in self._questions.values()}
+        for node_id in self._meter.node_ids():
+            if node_id not in asked and self._sitting(node_id) is None:
+                self._ask(node_id)
+
+    def _ask(self, node_id: int) -> None:
+        try:
+            question = self._meter.push(hello(node_id, MessageType.TRAIN, sockets=self._sockets))
+        except RuntimeFault as refusal:
+            log(WARNING, "Flower node %d is left out: %s", node_id, refusal)
+        else:
+            self._questions[question] = node_id, time.monotonic()
+
+    def _take_answer(self, node_id: int, reply: Message) -> bool:
+        """Learn who a node is; tell whether it has taken a seat again."""
+        try:
+            facts = facts_in(reply)
+        except ConfigurationError as error:
+            log(WARNING, "Flower node %d is left out: %s", node_id, error)
+            return False
+        peer = facts.get("peer")
+        sitting = self._sitting(node_id)
+        if sitting is not None:
+            if sitting.call is None or (peer or {}).get("training", False):
+                return False
+            self._lose(sitting, f"its SuperNode has started anew, and {sitting.call.what} is lost")
+        seat = self.all[facts["node"]] if facts["node"] in range(len(self.all)) else None
+        if seat is None or seat.node_id is not None:
+            log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
+            return False
+        try:
+            self._welcome(seat, peer)
+        except ConfigurationError as error:  # it is asked again
+            log(WARNING, "Node %d stays away for now: %s", seat.index, error)
+            return False
+        seat.node_id = node_id  # its sidecar says whether it still holds its model
+        log(INFO, "Node %d is back, as Flower node %d.", seat.index, node_id)
+        return True
