@@ -31,6 +31,8 @@ LATE: Final = 30.0
 """Seconds beyond its time after which a call is late: others go on, and it is asked about."""
 _LOOK: Final = 5.0
 """Seconds from one look for nodes that have come back to the next."""
+_AGAIN: Final = 20.0
+"""Seconds after which a node that cannot take a seat is asked again."""
 _ANSWER: Final = 15.0
 """Seconds within which a node that is there answers a question: Flower starts a process for it."""
 
@@ -120,6 +122,7 @@ class Seats:
         self._calls: dict[str, Seat] = {}
         self._questions: dict[str, tuple[int, float]] = {}
         self._next_look = 0.0
+        self._left_out: dict[int, float] = {}
 
     @property
     def present(self) -> list[Seat]:
@@ -191,7 +194,7 @@ class Seats:
         Returns
         -------
         bool
-            Whether there is nothing more to wait for.
+            False if somebody is back, who may be called before more is waited for.
         """
         return self._wait(lambda: any(seat.call for seat in seats), until)
 
@@ -284,16 +287,18 @@ class Seats:
         self._next_look = time.monotonic() + _LOOK
         if all(seat.node_id is not None for seat in self.all):
             return
+        now = time.monotonic()
+        self._left_out = {node_id: end for node_id, end in self._left_out.items() if end > now}
         asked = {node_id for node_id, _ in self._questions.values()}
         for node_id in self._meter.node_ids():
-            if node_id not in asked and self._sitting(node_id) is None:
+            if node_id not in asked | self._left_out.keys() and self._sitting(node_id) is None:
                 self._ask(node_id)
 
     def _ask(self, node_id: int) -> None:
         try:
             question = self._meter.push(hello(node_id, MessageType.TRAIN, sockets=self._sockets))
         except RuntimeFault as refusal:
-            log(WARNING, "Flower node %d is left out: %s", node_id, refusal)
+            self._leave_out(node_id, f"Flower node {node_id} is left out: {refusal}")
         else:
             self._questions[question] = node_id, time.monotonic()
 
@@ -302,8 +307,7 @@ class Seats:
         try:
             facts = facts_in(reply)
         except ConfigurationError as error:
-            log(WARNING, "Flower node %d is left out: %s", node_id, error)
-            return False
+            return self._leave_out(node_id, f"Flower node {node_id} is left out: {error}")
         peer = facts.get("peer")
         sitting = self._sitting(node_id)
         if sitting is not None:
@@ -312,13 +316,17 @@ class Seats:
             self._lose(sitting, f"its SuperNode has started anew, and {sitting.call.what} is lost")
         seat = self.all[facts["node"]] if facts["node"] in range(len(self.all)) else None
         if seat is None or seat.node_id is not None:
-            log(WARNING, "Flower node %d claims a seat that is taken; left out.", node_id)
-            return False
+            claim = f"Flower node {node_id} claims a seat that is taken; left out."
+            return self._leave_out(node_id, claim)
         try:
             self._welcome(seat, peer)
-        except ConfigurationError as error:  # it is asked again
-            log(WARNING, "Node %d stays away for now: %s", seat.index, error)
-            return False
+        except ConfigurationError as error:
+            return self._leave_out(node_id, f"Node {seat.index} stays away for now: {error}")
         seat.node_id = node_id  # its sidecar says whether it still holds its model
         log(INFO, "Node %d is back, as Flower node %d.", seat.index, node_id)
         return True
+
+    def _leave_out(self, node_id: int, why: str) -> bool:
+        log(WARNING, "%s", why)
+        self._left_out[node_id] = time.monotonic() + _AGAIN
+        return False

@@ -92,16 +92,26 @@ class Deployment(SuperLink):
         """Start the SuperLink again after :meth:`crash`; the SuperNodes find it by themselves."""
         self._serve()
 
+    def kill_supernode(self, node: int) -> None:
+        """Kill a SuperNode, and nothing that it has started."""
+        supernode = self._processes.pop(f"supernode-{node}")
+        supernode.kill()
+        supernode.wait()
+
+    def start_supernode(self, node: int) -> None:
+        """Start a SuperNode again after :meth:`kill_supernode`."""
+        self._start_supernode(node, self._configs[node])
+
     def _start(self) -> None:
         make_superlink_keys(self.home / "superlink", _HOST, self._nodes, _DAYS)
         make_keys(self.home / "keys", self._nodes, _DAYS)
-        configs = [self._configure(node) for node in range(self._nodes)]
+        self._configs = [self._configure(node) for node in range(self._nodes)]
         self._serve()
         # A command each, whose time is that of Python's start: so several at once.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(self._register, range(self._nodes)))
-        for node, config in enumerate(configs):
-            self._start_supernode(node, config)
+        for node in range(self._nodes):
+            self.start_supernode(node)
 
     def _serve(self) -> None:
         folder = self.home / "superlink"

@@ -271,6 +271,13 @@ class SuperLink:
         seconds = run.seconds + time.monotonic() - started
         return replace(now, log="\n".join(lines), seconds=seconds)
 
+    def log(self, run: FlowerRun) -> str:
+        """Return what a run has logged so far."""
+        lines: list[str] = []
+        what = f"flwr log to show run {run.run_id}"
+        self._flwr(["log", str(run.run_id), "--show"], what, COMMAND_TIMEOUT, lines.append)
+        return "\n".join(lines)
+
     def stop(self, run: FlowerRun) -> FlowerRun:
         """Stop a run, and say how it ended: it may have finished just before."""
         refusal = None

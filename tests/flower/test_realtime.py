@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
@@ -349,6 +351,41 @@ def test_a_supernode_that_was_killed_and_started_again_has_lost_its_call(hang, c
     assert "away: its SuperNode has started anew, and its segment is lost" in caplog.text
     assert "Node 1 is back" in caplog.text
     assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
+
+
+@pytest.mark.parametrize(
+    ("answers", "complaint"),
+    [
+        ({"error": "no certificate"}, "Node 2 stays away for now: .*not ready: no certificate"),
+        (None, "Flower node .* is left out: .* failed when it was asked who it is: "),
+    ],
+)
+def test_a_node_that_cannot_come_back_is_left_out_and_asked_again(
+    answers, complaint, caplog, monkeypatch
+):
+    monkeypatch.setattr(seats, "_AGAIN", 0.1)
+    play = Play(failures={(2, 1): "dies"})
+
+    def hello(node, msg, control, usual=play.hello):
+        if node == 2 and play.orders[2] and complaint not in seen:
+            seen.append(complaint)
+            if answers is None:
+                raise SystemError("killed")
+            play.peer[2] = answers
+        elif node == 2:
+            play.peer.pop(2, None)
+        return usual(node, msg, control)
+
+    def segment(node, msg, control, usual=play.segment):
+        time.sleep(0.2)
+        return usual(node, msg, control)
+
+    seen = []
+    play.hello, play.segment = hello, segment
+    result = lead(play, rounds=6, evaluate_every=1)
+    assert re.search(complaint, caplog.text)
+    assert "Node 2 is back" in caplog.text
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [6.0] * NODES
 
 
 def test_an_error_of_the_user_fails_the_run_and_names_the_node(tmp_path):
