@@ -180,13 +180,8 @@ def soak(folder, nodes: int, seconds: float, *, degree: int, size: int, training
 
 
 @pytest.mark.slow
-def test_eight_nodes_for_twenty_seconds(tmp_path):
-    soak(tmp_path, 8, 20, degree=7, size=20_000, training=0.5)
-
-
-@pytest.mark.bench
 def test_eight_nodes_for_a_minute(tmp_path):
-    soak(tmp_path, 8, 60, degree=7, size=20_000, training=0.25)
+    soak(tmp_path, 8, 60, degree=7, size=20_000, training=0.5)
 
 
 @pytest.mark.bench
