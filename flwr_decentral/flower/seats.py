@@ -4,10 +4,10 @@ A node is known by its partition-id; Flower's node ids change when a SuperNode r
 node index is a *seat*, which a Flower node takes. A *call* is a message to it whose reply is taken
 whenever it comes, at most one at a time, and nobody else has to wait for it.
 
-Flower says if a SuperNode has been silent for a minute. One that was killed and started again
-before that has lost its call without a word, and under the same node id. Since a SuperNode takes
-one message at a time, there is a way to find out: one that answers a question while its call is
-unanswered is not at it any more.
+Flower says if a SuperNode has been silent for a minute. One that was started anew, and was back
+before anybody looked, has lost its call without a word, under the same node id. Since a SuperNode
+takes one message at a time, there is a way to find out: one that answers a question while its call
+is unanswered is not at it any more.
 """
 
 from __future__ import annotations

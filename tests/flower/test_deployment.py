@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import pytest
 from flwr_decentral.report.results import RunResult
 from flwr_decentral.testing.deployment import Deployment
 from flwr_decentral.testing.keeper import processes_of
+
+from .waiting import wait_for
 
 pytestmark = [
     pytest.mark.flower,
@@ -28,13 +29,6 @@ ROOT = Path(__file__).parents[2]
 DICE = Path(__file__).parent / "apps" / "dice"
 DIGITS = ROOT / "apps" / "digits"
 TOOL = ROOT / "tools" / "deployment.py"
-
-
-def wait_for(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.2)
 
 
 def test_four_supernodes_reach_what_virtual_time_predicts():
@@ -95,41 +89,3 @@ def test_a_new_run_goes_on_where_the_superlinks_end_cut_one_off(tmp_path):
     assert result.rounds == 1
     # Each round adds 1.5 on average, and the initial model is zero.
     assert min(result.evaluations[-1].metrics["mean"].nodes) > 5 * 1.4
-
-
-@pytest.mark.parametrize("comes_back", ["at once", "after a minute"])
-def test_a_supernode_that_is_killed_is_away_and_the_others_go_on(comes_back):
-    config = {
-        "algorithm": "divshare",
-        "num-server-rounds": 10**6,
-        "evaluate-every": 10**6,
-        "segment": 10.0,
-        "seconds": 0.2,
-    }
-    with Deployment(3) as deployment:
-
-        def rounds(node: int) -> float:
-            return deployment.status(node).get("counted", {}).get("rounds", 0)
-
-        def has_said(words: str):
-            return lambda: words in deployment.log(run)
-
-        run = deployment.run(DICE, run_config=config, stream=False)
-        wait_for(lambda: min(map(rounds, range(3))) >= 5, 300)
-        deployment.kill_supernode(2)
-        if comes_back == "at once":
-            deployment.start_supernode(2)
-            wait_for(has_said("its SuperNode has started anew, and its segment is lost"), 120)
-        else:
-            wait_for(has_said("is away: its segment ended with"), 180)
-            before = rounds(0), rounds(1)
-            # More than one segment has room for, so the others have been called again.
-            wait_for(lambda: min(rounds(0) - before[0], rounds(1) - before[1]) > 50, 120)
-            deployment.start_supernode(2)
-        wait_for(has_said("Node 2 is back"), 120)
-        before = rounds(2)
-        wait_for(lambda: rounds(2) > before + 5, 120)
-        log = deployment.log(run)
-        assert deployment.stop(run).finished
-    assert "holds no model" not in log, "its sidecar has kept it"
-    assert "is away" not in re.sub("Node 2 .*", "", log)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 
 from flwr_decentral.plugins import installed
 from flwr_decentral.testing.superlink import FlowerRun, LocalSuperLink
+
+from .waiting import wait_for
 
 pytestmark = [
     pytest.mark.flower,
@@ -179,15 +180,6 @@ def users_of_our_memory() -> set[int]:
     return found
 
 
-def wait_for(condition, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
-
-
 def test_a_run_that_is_stopped_leaves_no_file_and_no_process(superlink, tmp_path):
     files, processes = our_files(), users_of_our_memory()
     run = superlink.run(
@@ -202,9 +194,9 @@ def test_a_run_that_is_stopped_leaves_no_file_and_no_process(superlink, tmp_path
         actors=2,
         stream=False,
     )
-    assert wait_for(lambda: any(tmp_path.glob("process-*")), 120.0)
+    wait_for(lambda: any(tmp_path.glob("process-*")), 120.0)
     assert users_of_our_memory() - processes
     assert superlink.stop(run).status == "finished:stopped"
     assert our_files() == files
-    assert wait_for(lambda: users_of_our_memory() <= processes, 60.0)
+    wait_for(lambda: users_of_our_memory() <= processes, 60.0)
     assert our_files() == files
