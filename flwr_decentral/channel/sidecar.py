@@ -9,7 +9,7 @@ A client of the sidecar connects to its local socket, says one thing and gets on
 =========  =====================================  =============================================
 ``do``     asks                                   answer
 =========  =====================================  =============================================
-who        who is this node                       ``me``: address, fingerprint, run, version
+who        who is this node                       ``me``: address, fingerprint, run, training
 status     how is it                              ``status``: peers, rates, refusals, lease
 order      train a segment                        ``accepted``: where to attach as the trainer;
                                                   ``unprimed``: give me the model with the order

@@ -48,7 +48,7 @@ class GridMeter:
         """
         self.array_bytes += array_bytes([message])
         ids = list(self.grid.push_messages([message]))
-        if not ids:
+        if not ids or not ids[0]:  # with a SuperLink it is one empty id
             raise RuntimeFault(
                 f"Flower refused a message to node {message.metadata.dst_node_id}: the run has "
                 "been stopped or the node is gone"

@@ -53,6 +53,7 @@ class _Host:
     tasks: dict[int, Task] = field(default_factory=dict)
     known: bool = False
     serves: bool = False
+    leaves: bool = False
     stuffed: bool = False
 
 
@@ -233,7 +234,7 @@ class PackedDispatcher(Dispatcher):
         if not host.known:
             host.known = True
         elif header.get("do") == "serve":
-            if self._open:
+            if self._open and not host.leaves:
                 self._employ(host)
             else:
                 self._show_out(host)
@@ -254,7 +255,7 @@ class PackedDispatcher(Dispatcher):
 
     def _show_out(self, host: _Host) -> None:
         """Tell a host to leave. Its connection ends later, and gets no task until then."""
-        host.serves = False
+        host.serves, host.leaves = False, True
         self._send(host, {"do": "leave"})
 
     def _finish(self, host: _Host, frame: Frame) -> None:

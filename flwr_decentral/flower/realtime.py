@@ -1,9 +1,9 @@
 """The ServerApp side of real time: nodes gossip through their sidecars, segment by segment.
 
 A *segment* is one long ``train`` message to each node; its reply carries metrics. Between segments
-the nodes evaluate, and nodes that have gone or come back are noticed. The ServerApp bootstraps and
-keeps the books: it holds no model, and no parameter passes through it, the initial model aside and,
-if that is asked for, the models of the end.
+the nodes evaluate. The ServerApp bootstraps and keeps the books: it holds no model, and no
+parameter passes through it, the initial model aside and, if that is asked for, the models of the
+end.
 
 A node is known by its partition-id and, with TLS, by its certificate. One that does not answer is
 away until it comes back (:mod:`flwr_decentral.flower.seats`); its neighbors notice by themselves,
@@ -45,7 +45,9 @@ from .seats import LATE, Seat, Seats
 _PAUSE: Final = 0.2
 """Seconds before another segment, after one in which no node has gone on."""
 _LEASE: Final = 900.0
-"""The most seconds that gossip goes on after the last order, once a run has been stopped."""
+"""The most seconds that gossip goes on after the last segment, once a run has been stopped."""
+_RENEW: Final = _LEASE / 3
+"""Seconds after which a node without a call is called again, so that its lease does not end."""
 _MOST_ROUNDS: Final = 2**31 - 1
 _MARGIN: Final = 60.0
 """Seconds that Flower may take to bring a message to a node and its reply back."""
@@ -118,7 +120,7 @@ class RealTime:
             self.seats.hear_newcomers()
             last = self._is_over()
             if last:  # those that are late are waited for now
-                self.seats.settle(self.seats.present)
+                self._settle(self.seats.present)
             if self.progress >= following or last:
                 self._evaluate(last)
                 following = self.progress + every
@@ -129,26 +131,29 @@ class RealTime:
         layout = self.mission.layout
         vectors, privates = [], []
         for index, content in self._ask_all(self.seats.free, "fetch").items():
-            if error := reported_error(content):
-                raise RuntimeFault(f"node {index} cannot send its model:\n{error}")
+            if error := reported_error(content):  # it may have come back without one just now
+                log(WARNING, "Node %d cannot send its model:\n%s", index, error)
+                continue
             vector, private = layout.flatten(to_numpy(content.array_records["model"]))
             vectors.append(vector)
             privates.append(private)
         if not vectors:
             raise RuntimeFault("no node has sent its model to be averaged")
+        if len(vectors) < len(self.seats.all):
+            log(WARNING, "Averaged %d of %d models.", len(vectors), len(self.seats.all))
         mean = average_model(vectors).astype(np.float32)
         return to_record(layout.unflatten(mean, average_private(layout, privates)))
 
     def release(self) -> None:
         """Tell every node that the run has ended, so that another can begin at once."""
-        self.seats.forget_calls()
+        self.seats.close()
         asked = [seat for seat in self.seats.present if not seat.released]
         for seat in asked:
             message = self._message(seat, MessageType.TRAIN, RecordDict({}), do="release")
             self.seats.call(
                 seat, message, "the end of the run", _ignore, seconds=_MARGIN, allowed=_MARGIN
             )
-        self.seats.settle(asked)
+        self.seats.wait(lambda: any(seat.call for seat in asked))
 
     def digest(self) -> str:
         """Hash the digests of all models."""
@@ -165,12 +170,26 @@ class RealTime:
             return self.elapsed >= duration
         return self.mission.rounds is not None and self.done >= self.mission.rounds
 
-    def _has_finished(self, seat: Seat) -> bool:
-        """Tell whether a node has nothing more to train."""
-        duration, rounds = self.mission.settings.duration, self.mission.rounds
-        if duration is not None:
-            return self.elapsed >= duration
-        return rounds is not None and seat.round >= rounds
+    def _all_have_finished(self) -> bool:
+        """Tell whether none of the nodes that are free has anything more to train."""
+        free, rounds = self.seats.free, self.mission.rounds
+        if self.mission.settings.duration is not None:
+            return not free or self._is_over()
+        return all(rounds is not None and seat.round >= rounds for seat in free)
+
+    def _settle(self, seats: list[Seat]) -> None:
+        """Wait for some seats' replies, and let no lease end meanwhile."""
+
+        def goes_on() -> bool:
+            return any(seat.call for seat in seats)
+
+        renew = time.monotonic() + _RENEW
+        while not self.seats.wait(goes_on, renew) or goes_on():
+            if time.monotonic() > renew:
+                renew = time.monotonic() + _RENEW
+                for seat in self.seats.free:
+                    if seat.primed and not seat.released:
+                        self._order(seat, seat.round, 1.0)
 
     def _limits(self, following: int) -> tuple[int, float]:
         """Tell how many rounds and how many seconds the next segment has at most.
@@ -196,22 +215,37 @@ class RealTime:
         back in time take part in this one.
         """
         until, seconds = self._limits(following)
-        end, left = time.monotonic() + seconds, seconds
-        patient_until = end + LATE
+        begin, left = time.monotonic(), seconds
+        patient_until = begin + seconds + LATE
         self._ordered.clear()
+
+        def is_to_be_ordered() -> bool:
+            return any(seat.index not in self._ordered for seat in self.seats.free)
+
+        def goes_on() -> bool:
+            if is_to_be_ordered():  # it is back, or was late and has answered
+                return False
+            calls = [seat for seat in self.seats.present if seat.call]
+            if any(seat.index in self._ordered for seat in calls):
+                return True
+            # Of an earlier segment: whoever has something to train does not wait for them.
+            return bool(calls) and self._all_have_finished()
+
         while True:
             for seat in self.seats.free:
                 if seat.index not in self._ordered:
                     self._order(seat, until, left)
                     self._ordered.add(seat.index)
-            ordered = [self.seats.all[index] for index in self._ordered]
-            if not self.seats.wait(ordered, patient_until):
-                left = max(end - time.monotonic(), 1.0)  # for those who have come back
+            self.seats.wait(goes_on, patient_until)
+            now = time.monotonic()
+            left = max(begin + seconds - now, 1.0)
+            if is_to_be_ordered():
                 continue
-            free = self.seats.free
-            if not any(seat.call for seat in ordered) or not all(map(self._has_finished, free)):
+            # Who has finished is called again before its lease is over.
+            most = begin + seconds + _RENEW
+            if not goes_on() or not self._all_have_finished() or now > most:
                 break
-            patient_until += LATE
+            patient_until = max(patient_until, now + LATE)
         self._check_progress([seat.round for seat in self.seats.all])
         log(
             INFO,
@@ -256,7 +290,7 @@ class RealTime:
             after=0 if seat.primed or mission.algorithm.capabilities.synchronous else self.done,
             until=max(until, seat.round),
             seconds=seconds,
-            lease=min(allowed, _LEASE),
+            lease=min(allowed, seconds + _LEASE),
             uplink=mission.uplinks[seat.index],
         )
         content = RecordDict(
@@ -328,7 +362,8 @@ class RealTime:
 
     def _evaluate(self, last: bool) -> None:
         free = {seat.index: seat for seat in self.seats.free if seat.primed}
-        chosen = self.ledger.choose(self.progress) if self.evaluates else []
+        round = self.progress
+        chosen = self.ledger.choose(round) if self.evaluates else []
         seats = [free[index] for index in chosen if index in free]
         replies = {}
         # A message less for each node: Flower starts a process for each message.
@@ -339,7 +374,6 @@ class RealTime:
                 log(WARNING, "Evaluation failed on node %d:\n%s", index, error)
             else:
                 replies[index] = content
-        round = self.progress
         metrics = self.ledger.evaluated(round, replies)
         averaged = {}
         if self.mission.settings.fetch_average and self.mission.evaluate_fn is not None:
@@ -378,8 +412,8 @@ class RealTime:
             )
             allowed = self.mission.patience + _MARGIN
             what, take_it = "its evaluation", partial(take, seat.index)
-            self.seats.call(seat, message, what, take_it, seconds=0.0, allowed=allowed)
-        self.seats.settle(seats)
+            self.seats.call(seat, message, what, take_it, seconds=_MARGIN, allowed=allowed)
+        self._settle(seats)
         return dict(sorted(replies.items()))
 
 

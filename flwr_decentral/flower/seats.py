@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any, Final
@@ -35,6 +35,10 @@ _AGAIN: Final = 20.0
 """Seconds after which a node that cannot take a seat is asked again."""
 _ANSWER: Final = 15.0
 """Seconds within which a node that is there answers a question: Flower starts a process for it."""
+_LOST: Final = 60.0
+"""Seconds after which a question to a node without a seat counts as lost, and is asked again."""
+_NOBODY: Final = 60.0
+"""Seconds that all nodes may be away, as when the SuperLink could not be reached for a while."""
 
 
 @dataclass
@@ -58,6 +62,25 @@ class Call:
     late: float
     deadline: float
     again: float = LATE
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question who a node is.
+
+    Attributes
+    ----------
+    node_id : int
+        What Flower calls it.
+    since : float
+        Seconds on the monotonic clock: when it was asked.
+    doubted : Call or None
+        The call that the node may have lost; None for a node without a seat.
+    """
+
+    node_id: int
+    since: float
+    doubted: Call | None
 
 
 @dataclass
@@ -120,9 +143,11 @@ class Seats:
         self.all = [Seat(index, node_id) for index, node_id in enumerate(node_ids)]
         self._meter, self._welcome, self._sockets = meter, welcome, sockets
         self._calls: dict[str, Seat] = {}
-        self._questions: dict[str, tuple[int, float]] = {}
+        self._questions: dict[str, _Question] = {}
         self._next_look = 0.0
         self._left_out: dict[int, float] = {}
+        self._alone_since: float | None = None
+        self._closing = False
 
     @property
     def present(self) -> list[Seat]:
@@ -135,10 +160,7 @@ class Seats:
         """
         present = [seat for seat in self.all if seat.node_id is not None]
         if not present:
-            raise RuntimeFault(
-                f"none of the {len(self.all)} nodes answers any more: look at their SuperNodes' "
-                "logs"
-            )
+            raise self._nobody()
         return present
 
     @property
@@ -181,78 +203,74 @@ class Seats:
         seat.call = Call(what, take, now + seconds + LATE, now + allowed)
         self._calls[message_id] = seat
 
-    def wait(self, seats: Collection[Seat], until: float = math.inf) -> bool:
-        """Wait for some seats' replies, and take all that come; leave when somebody is back.
+    def wait(self, goes_on: Callable[[], bool], until: float = math.inf) -> bool:
+        """Wait for replies, and take all that come; leave when somebody is back.
 
         Parameters
         ----------
-        seats : collection of Seat
-            Whose.
+        goes_on : callable
+            Whether there is something to wait for.
         until : float
-            When to go on without them, in seconds on the monotonic clock.
+            When to go on without it, in seconds on the monotonic clock.
 
         Returns
         -------
         bool
             False if somebody is back, who may be called before more is waited for.
-        """
-        return self._wait(lambda: any(seat.call for seat in seats), until)
 
-    def settle(self, seats: Collection[Seat]) -> None:
-        """Wait for some seats' replies for as long as they are allowed to take."""
-        while not self.wait(seats):
-            continue
+        Raises
+        ------
+        RuntimeFault
+            If all nodes have been away for a minute.
+        """
+        waits = pauses()
+        while True:
+            heard, came = self._hear()
+            if came:
+                return False
+            now = time.monotonic()
+            self._check_calls(now)
+            if not self._is_alone(now) and (not goes_on() or now > until):
+                return True
+            if now > self._next_look:
+                self._look_around(now)
+            if heard:
+                waits = pauses()
+            else:
+                time.sleep(next(waits))
 
     def hear_newcomers(self) -> None:
         """Let those who have just been asked who they are say so."""
-        self._look_around()
         now = time.monotonic()
+        self._look_around(now)
         asked = {
-            question
-            for question, (node_id, since) in self._questions.items()
-            if self._sitting(node_id) is None and since > now - _ANSWER
+            message_id
+            for message_id, question in self._questions.items()
+            if question.doubted is None and question.since > now - _ANSWER
         }
-        while not self._wait(lambda: not asked.isdisjoint(self._questions), now + _ANSWER):
+        while not self.wait(lambda: not asked.isdisjoint(self._questions), now + _ANSWER):
             continue
 
-    def forget_calls(self) -> None:
-        """Wait for nobody any more: the run ends."""
+    def close(self) -> None:
+        """Wait for no call any more, and for nobody to come back: the run ends."""
+        self._closing = True
         self._calls.clear()
+        self._questions.clear()
         for seat in self.all:
             seat.call = None
 
     # ------------------------------------------------------------------------------ inside
 
-    def _wait(self, goes_on: Callable[[], bool], until: float) -> bool:
-        waits = pauses()
-        while goes_on():
-            heard, came = self._hear()
-            if came:
-                return False
-            if heard:
-                waits = pauses()
-                continue
-            now = time.monotonic()
-            self._check_calls(now)
-            if now > until:
-                break
-            if now > self._next_look:
-                self._look_around()
-            if goes_on():
-                time.sleep(next(waits))
-        return True
-
     def _hear(self) -> tuple[int, bool]:
         """Take what has come; tell how much it was, and whether somebody is back."""
         came = False
         replies = self._meter.pull([*self._calls, *self._questions])
-        # A question says nothing of a call that has been answered.
+        # Its call may have been answered just before a question was.
         replies.sort(key=lambda reply: reply.metadata.reply_to_message_id in self._questions)
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
-            if message_id in self._questions:
-                node_id, _ = self._questions.pop(message_id)
-                came |= self._take_answer(node_id, reply)
+            if (question := self._questions.get(message_id)) is not None:
+                came |= self._take_answer(question, reply)
             elif (seat := self._calls.pop(message_id, None)) is not None:
                 call, seat.call = seat.call, None
                 assert call is not None
@@ -269,9 +287,26 @@ class Seats:
             if now > call.deadline:
                 self._lose(seat, f"{call.what} did not end in time")
             elif now > call.late and not self._sockets:  # a virtual node has no SuperNode
-                call.late, call.again = now + call.again, 2 * call.again
+                # Each question costs a process there, as soon as the node is free.
+                call.late, call.again = now + call.again, 4 * call.again
                 assert seat.node_id is not None
-                self._ask(seat.node_id)
+                self._ask(seat.node_id, call)
+
+    def _is_alone(self, now: float) -> bool:
+        """Tell whether all nodes are away."""
+        if self._closing or any(seat.node_id is not None for seat in self.all):
+            self._alone_since = None
+            return False
+        if self._alone_since is None:
+            self._alone_since = now
+        if now > self._alone_since + _NOBODY:
+            raise self._nobody()
+        return True
+
+    def _nobody(self) -> RuntimeFault:
+        return RuntimeFault(
+            f"none of the {len(self.all)} nodes answers any more: look at their SuperNodes' logs"
+        )
 
     def _lose(self, seat: Seat, why: str) -> None:
         log(WARNING, "Node %d (Flower node %s) is away: %s", seat.index, seat.node_id, why)
@@ -282,28 +317,34 @@ class Seats:
     def _sitting(self, node_id: int) -> Seat | None:
         return next((seat for seat in self.all if seat.node_id == node_id), None)
 
-    def _look_around(self) -> None:
+    def _look_around(self, now: float) -> None:
         """Ask the nodes that have no seat who they are, should somebody be away."""
-        self._next_look = time.monotonic() + _LOOK
-        if all(seat.node_id is not None for seat in self.all):
+        self._next_look = now + _LOOK
+        if self._closing or all(seat.node_id is not None for seat in self.all):
             return
-        now = time.monotonic()
         self._left_out = {node_id: end for node_id, end in self._left_out.items() if end > now}
-        asked = {node_id for node_id, _ in self._questions.values()}
+        asked = {each.node_id for each in self._questions.values() if each.since > now - _LOST}
         for node_id in self._meter.node_ids():
             if node_id not in asked | self._left_out.keys() and self._sitting(node_id) is None:
                 self._ask(node_id)
 
-    def _ask(self, node_id: int) -> None:
+    def _ask(self, node_id: int, doubted: Call | None = None) -> None:
         try:
-            question = self._meter.push(hello(node_id, MessageType.TRAIN, sockets=self._sockets))
+            message_id = self._meter.push(hello(node_id, MessageType.TRAIN, sockets=self._sockets))
         except RuntimeFault as refusal:
             self._leave_out(node_id, f"Flower node {node_id} is left out: {refusal}")
         else:
-            self._questions[question] = node_id, time.monotonic()
+            self._questions[message_id] = _Question(node_id, time.monotonic(), doubted)
 
-    def _take_answer(self, node_id: int, reply: Message) -> bool:
+    def _take_answer(self, question: _Question, reply: Message) -> bool:
         """Learn who a node is; tell whether it has taken a seat again."""
+        node_id = question.node_id
+        # One answer is enough.
+        self._questions = {
+            message_id: other
+            for message_id, other in self._questions.items()
+            if other.node_id != node_id
+        }
         try:
             facts = facts_in(reply)
         except ConfigurationError as error:
@@ -311,9 +352,10 @@ class Seats:
         peer = facts.get("peer")
         sitting = self._sitting(node_id)
         if sitting is not None:
-            if sitting.call is None or (peer or {}).get("training", False):
+            call = sitting.call
+            if call is None or call is not question.doubted or (peer or {}).get("training", False):
                 return False
-            self._lose(sitting, f"its SuperNode has started anew, and {sitting.call.what} is lost")
+            self._lose(sitting, f"its SuperNode has started anew, and {call.what} is lost")
         seat = self.all[facts["node"]] if facts["node"] in range(len(self.all)) else None
         if seat is None or seat.node_id is not None:
             claim = f"Flower node {node_id} claims a seat that is taken; left out."

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -125,6 +126,25 @@ def test_a_host_that_was_told_to_leave_gets_no_task_however_late_its_connection_
     result = run(toys.train, evaluate_every=1)
     assert result.run.digest == undisturbed
     assert result.run.lost_tasks == 0
+
+
+def test_a_host_whose_offer_is_read_after_it_was_told_to_leave_gets_no_task():
+    """Its message has been answered by then, and others have been invited."""
+    listener = Listener()
+    roster = SimpleNamespace(node_ids=(100,))
+    job = SimpleNamespace(token=listener.token)
+    dispatcher = packed.PackedDispatcher(listener, None, roster, None, job, {}, 1.0)
+    host = Connection(listener.address, listener.token, 30.0)
+    while not any(each.known for each in dispatcher._hosts.values()):
+        dispatcher._attend(1.0)
+    dispatcher._dismiss()
+    dispatcher._open = True
+    host.send({"do": "serve"})
+    dispatcher._attend(1.0)
+    assert not list(dispatcher._serving())
+    assert host.receive().header == {"do": "leave"}
+    host.close()
+    dispatcher.close()
 
 
 def test_no_host_at_all_is_an_error_and_no_wait_for_ever(monkeypatch):

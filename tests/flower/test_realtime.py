@@ -241,6 +241,22 @@ def test_models_are_fetched_only_if_that_is_asked_for(caplog):
     assert result.run.grid_array_bytes > 0
 
 
+def test_a_model_that_cannot_be_fetched_is_left_out_of_the_average(caplog):
+    play = Play()
+
+    def fetch(node, msg, control, usual=play.fetch):
+        if node == 0:
+            return RecordDict({CONTROL: ConfigRecord({"error": "this node holds no model"})})
+        play.models[node] += node
+        return usual(node, msg, control)
+
+    play.fetch = fetch
+    result = lead(play, fetch_average=True)
+    assert to_numpy(result.arrays)["w"].tolist() == [4.0 + 2.0] * 4
+    assert "Node 0 cannot send its model:\nthis node holds no model" in caplog.text
+    assert "Averaged 3 of 4 models." in caplog.text
+
+
 # --- trouble --------------------------------------------------------------------------------------
 
 
@@ -331,6 +347,7 @@ def test_a_node_that_does_not_answer_is_away(hang, caplog, monkeypatch):
     assert result.run.evaluations[-1].metrics["mean"].nodes[1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [None, {"training": True}], ids=["busy", "training"])
 def test_a_node_that_is_late_is_waited_for_in_the_end_only(answers, hang, caplog):
     play = Play()
@@ -353,6 +370,54 @@ def test_a_supernode_that_was_killed_and_started_again_has_lost_its_call(hang, c
     assert result.run.evaluations[-1].metrics["mean"].nodes == [4.0] * NODES
 
 
+@pytest.mark.slow
+def test_a_node_that_is_late_is_heard_when_it_is_the_only_one_left(hang, caplog, monkeypatch):
+    monkeypatch.setattr(realtime, "_MARGIN", 5.0)
+    play = Play(failures={(node, 2): "dies" for node in (0, 2, 3)})
+    hang(play, answers=None, seconds=3.0)
+
+    def hello(node, msg, control, usual=play.hello):
+        if len(play.orders[node]) == 2 and node != 1:
+            raise SystemError("killed")
+        return usual(node, msg, control)
+
+    play.hello = hello
+    # Before it was heard, the run would have given up after the time that is allowed.
+    result = lead(play, evaluate_every=1, workers=5, segment=1.0, start={"timeout": 5.0})
+    assert result.run.status == "completed"
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [None, 4.0, None, None]
+
+
+@pytest.mark.slow
+def test_who_has_finished_keeps_its_lease_while_it_waits_for_one_that_is_late(hang, monkeypatch):
+    monkeypatch.setattr(realtime, "_RENEW", 0.5)
+    play = Play()
+    hang(play, answers=None, seconds=4.0)
+    lead(play, algorithm="divshare", fragments=2, workers=5, segment=0.5)
+    assert play.rounds == dict.fromkeys(range(NODES), 4)
+    # Once in each 1.1 s, and not again and again.
+    assert 3 <= len(play.orders[0]) <= 6
+    assert {order.until for order in play.orders[0]} == {4}
+
+
+@pytest.mark.slow
+def test_leases_are_kept_while_a_node_evaluates(hang, monkeypatch):
+    monkeypatch.setattr(realtime, "_RENEW", 0.5)
+    play = Play()
+
+    def evaluate_own(node, msg, control, usual=play.evaluate_own):
+        if node == 1:
+            time.sleep(2.0)
+        return usual(node, msg, control)
+
+    play.evaluate_own = evaluate_own
+    result = lead(play, evaluate_every=2, workers=5)
+    assert [entry.round for entry in result.run.evaluations] == [2, 4]
+    assert [order.until for order in play.orders[0]].count(2) > 1
+    assert play.released == dict.fromkeys(range(NODES), 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "complaint"),
     [
