@@ -217,7 +217,9 @@ def learn_digits(algorithm, kind, passports, problem):
 
 @pytest.fixture(scope="module")
 def problem():
-    return Digits(nodes=4, shards=2)
+    # So much training that single nodes of A2CiD2, whose models differ most from run to run, are
+    # ahead of the first limit below by 0.27 +- 0.07, and their average of the second by 0.2.
+    return Digits(nodes=4, shards=2, rate=0.3, steps=16)
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +251,8 @@ def test_what_is_asynchronous_learns_together(algorithm, kind, passports, proble
     vectors = [pump.machine.model for pump in pumps]
     assert np.isfinite(vectors).all()
     assert consensus_distance(vectors) < 0.2 * consensus_distance(alone)
-    # What one node's model is worth right after its own steps differs from run to run, so what is
-    # measured is the model they share: its advantage is 0.40 +- 0.03 where it varies at all.
-    apart = np.mean([problem.accuracy(x) for x in alone])
+    together, apart = (np.mean([problem.accuracy(x) for x in each]) for each in (vectors, alone))
+    assert together > apart + 0.05
     assert problem.accuracy(average_model(vectors).astype(np.float32)) > apart + 0.25
     for pump in pumps:
         assert pump.accounts.trained == EPOCHS

@@ -179,9 +179,12 @@ def soak(folder, nodes: int, seconds: float, *, degree: int, size: int, training
     )
 
 
-@pytest.mark.slow
-def test_eight_nodes_for_a_minute(tmp_path):
-    soak(tmp_path, 8, 60, degree=7, size=20_000, training=0.5)
+@pytest.mark.parametrize(
+    "training",
+    [pytest.param(0.5, marks=pytest.mark.slow), pytest.param(0.25, marks=pytest.mark.bench)],
+)
+def test_eight_nodes_for_a_minute(training, tmp_path):
+    soak(tmp_path, 8, 60, degree=7, size=20_000, training=training)
 
 
 @pytest.mark.bench

@@ -108,7 +108,7 @@ def accuracy(algorithm, seed, rounds=200):
     return float(np.mean([digits.accuracy(model) for model in engine.models()]))
 
 
-@pytest.mark.bench
+@pytest.mark.slow
 def test_e6_a_momentum_is_worth_twice_the_messages():
     gossip = accuracy(A2CiD2(momentum=False), seed=0)
     momentum = accuracy(A2CiD2(), seed=0)

@@ -63,7 +63,7 @@ def run(algorithm, factor, seed=1, rounds=50):
     return course
 
 
-@pytest.mark.bench
+@pytest.mark.slow
 def test_without_a_flush_what_arrives_is_too_old():
     """Measured: 0.319 and 0.632."""
     kept = run(ADPSGDDivShare(degree=4), 10).accuracies[-1]
@@ -81,7 +81,7 @@ def test_e7_fragments_are_half_as_late():
     assert whole.accuracies[-1] < fragments.accuracies[-1] - 0.05
 
 
-@pytest.mark.bench
+@pytest.mark.slow
 def test_slow_links_cost_the_pairwise_scheme_exchanges_and_not_the_run():
     """The average of all models is what training has achieved: measured 0.825, and 0.778."""
     assert run(ADPSGD(), 1, rounds=30).average > 0.75
