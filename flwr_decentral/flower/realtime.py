@@ -239,13 +239,12 @@ class RealTime:
             self.seats.wait(goes_on, patient_until)
             now = time.monotonic()
             left = max(begin + seconds - now, 1.0)
-            if is_to_be_ordered():
+            if is_to_be_ordered() or (goes_on() and now <= patient_until):
                 continue
             # Who has finished is called again before its lease is over.
-            most = begin + seconds + _RENEW
-            if not goes_on() or not self._all_have_finished() or now > most:
+            if not goes_on() or not self._all_have_finished() or now > begin + seconds + _RENEW:
                 break
-            patient_until = max(patient_until, now + LATE)
+            patient_until = now + LATE
         self._check_progress([seat.round for seat in self.seats.all])
         log(
             INFO,
