@@ -1,9 +1,9 @@
 """The ServerApp side of real time: nodes gossip through their sidecars, segment by segment.
 
 A *segment* is one long ``train`` message to each node; its reply carries metrics. Between segments
-the nodes evaluate. The ServerApp bootstraps and keeps the books: it holds no model, and no
-parameter passes through it, the initial model aside and, if that is asked for, the models of the
-end.
+the nodes evaluate, which all of them wait for. The ServerApp bootstraps and keeps the books: it
+holds no model, and no parameter passes through it, the initial model aside and, if that is asked
+for, the models of the end.
 
 A node is known by its partition-id and, with TLS, by its certificate. One that does not answer is
 away until it comes back (:mod:`flwr_decentral.flower.seats`); its neighbors notice by themselves,
@@ -115,22 +115,30 @@ class RealTime:
             If the run fails. It names the node at fault.
         """
         every = following = self.mission.evaluate_every
-        while not self._is_over():
+        last = self._is_over()
+        while not last:
             self._segment(following)
             self.seats.hear_newcomers()
-            last = self._is_over()
-            if last:  # those that are late are waited for now
+            if self._is_over():  # those that are late are waited for now
                 self._settle(self.seats.present)
+            last = self._is_over()  # unless somebody came back who has more to train
             if self.progress >= following or last:
                 self._evaluate(last)
                 following = self.progress + every
         self.ledger.finish()
 
     def fetch_average(self) -> ArrayRecord:
-        """Have every node send its model, once, and average them."""
+        """Have every node send its model, once, and average them.
+
+        Raises
+        ------
+        RuntimeFault
+            If none has.
+        """
         layout = self.mission.layout
         vectors, privates = [], []
-        for index, content in self._ask_all(self.seats.free, "fetch").items():
+        primed = [seat for seat in self.seats.free if seat.primed]
+        for index, content in self._ask_all(primed, "fetch", "its model").items():
             if error := reported_error(content):  # it may have come back without one just now
                 log(WARNING, "Node %d cannot send its model:\n%s", index, error)
                 continue
@@ -170,26 +178,33 @@ class RealTime:
             return self.elapsed >= duration
         return self.mission.rounds is not None and self.done >= self.mission.rounds
 
-    def _all_have_finished(self) -> bool:
-        """Tell whether none of the nodes that are free has anything more to train."""
-        free, rounds = self.seats.free, self.mission.rounds
+    def _has_finished(self, seat: Seat) -> bool:
+        """Tell whether a node has nothing more to train."""
         if self.mission.settings.duration is not None:
-            return not free or self._is_over()
-        return all(rounds is not None and seat.round >= rounds for seat in free)
+            return self._is_over()
+        return self.mission.rounds is not None and seat.round >= self.mission.rounds
 
     def _settle(self, seats: list[Seat]) -> None:
-        """Wait for some seats' replies, and let no lease end meanwhile."""
+        """Wait for some seats' replies for as long as they may take."""
+        waiting = [*seats]
 
         def goes_on() -> bool:
-            return any(seat.call for seat in seats)
+            return any(seat.call for seat in waiting)
 
-        renew = time.monotonic() + _RENEW
-        while not self.seats.wait(goes_on, renew) or goes_on():
-            if time.monotonic() > renew:
-                renew = time.monotonic() + _RENEW
-                for seat in self.seats.free:
-                    if seat.primed and not seat.released:
-                        self._order(seat, seat.round, 1.0)
+        while True:
+            self.seats.wait(goes_on, time.monotonic() + LATE)
+            if not goes_on():
+                return
+            waiting += self._renew_leases()
+
+    def _renew_leases(self) -> list[Seat]:
+        """Call those who have not been called for long, for no training; return them."""
+        now = time.monotonic()
+        held = (seat for seat in self.seats.free if seat.primed and not seat.released)
+        due = [seat for seat in held if now > seat.renew_at]
+        for seat in due:
+            self._order(seat, seat.round, 1.0)
+        return due
 
     def _limits(self, following: int) -> tuple[int, float]:
         """Tell how many rounds and how many seconds the next segment has at most.
@@ -216,35 +231,28 @@ class RealTime:
         """
         until, seconds = self._limits(following)
         begin, left = time.monotonic(), seconds
-        patient_until = begin + seconds + LATE
         self._ordered.clear()
 
-        def is_to_be_ordered() -> bool:
-            return any(seat.index not in self._ordered for seat in self.seats.free)
+        def to_be_ordered() -> list[Seat]:
+            """List those who are back, or were late and have answered; at first, all."""
+            return [seat for seat in self.seats.free if seat.index not in self._ordered]
 
-        def goes_on() -> bool:
-            if is_to_be_ordered():  # it is back, or was late and has answered
-                return False
-            calls = [seat for seat in self.seats.present if seat.call]
-            if any(seat.index in self._ordered for seat in calls):
-                return True
-            # Of an earlier segment: whoever has something to train does not wait for them.
-            return bool(calls) and self._all_have_finished()
+        def is_over() -> bool:
+            called = self.seats.called
+            if all(map(self._has_finished, self.seats.free)):
+                return not called  # there is nobody who could go on without them
+            late = time.monotonic() > begin + seconds + LATE
+            return late or not any(seat.index in self._ordered for seat in called)
 
         while True:
-            for seat in self.seats.free:
-                if seat.index not in self._ordered:
-                    self._order(seat, until, left)
-                    self._ordered.add(seat.index)
-            self.seats.wait(goes_on, patient_until)
-            now = time.monotonic()
-            left = max(begin + seconds - now, 1.0)
-            if is_to_be_ordered() or (goes_on() and now <= patient_until):
-                continue
-            # Who has finished is called again before its lease is over.
-            if not goes_on() or not self._all_have_finished() or now > begin + seconds + _RENEW:
+            for seat in to_be_ordered():
+                self._order(seat, until, left)
+                self._ordered.add(seat.index)
+            self.seats.wait(lambda: not (to_be_ordered() or is_over()), time.monotonic() + LATE)
+            if is_over() and not to_be_ordered():
                 break
-            patient_until = now + LATE
+            self._renew_leases()
+            left = max(begin + seconds - time.monotonic(), 1.0)
         self._check_progress([seat.round for seat in self.seats.all])
         log(
             INFO,
@@ -289,7 +297,7 @@ class RealTime:
             after=0 if seat.primed or mission.algorithm.capabilities.synchronous else self.done,
             until=max(until, seat.round),
             seconds=seconds,
-            lease=min(allowed, seconds + _LEASE),
+            lease=seconds + _LEASE,
             uplink=mission.uplinks[seat.index],
         )
         content = RecordDict(
@@ -302,6 +310,7 @@ class RealTime:
         )
         if not seat.primed:
             self.initial_bytes += array_bytes([message])
+        seat.renew_at = time.monotonic() + seconds + _RENEW
         take = partial(self._take_report, seat)
         self.seats.call(seat, message, "its segment", take, seconds=seconds, allowed=allowed)
 
@@ -366,9 +375,10 @@ class RealTime:
         seats = [free[index] for index in chosen if index in free]
         replies = {}
         # A message less for each node: Flower starts a process for each message.
-        last = last and not self.mission.settings.fetch_average
-        for index, content in self._ask_all(seats, "evaluate-own", last).items():
-            self.seats.all[index].released = CONTROL in content and "released" in content[CONTROL]
+        release = last and not self.mission.settings.fetch_average
+        for index, content in self._ask_all(
+            seats, "evaluate-own", "its evaluation", release
+        ).items():
             if error := reported_error(content):
                 log(WARNING, "Evaluation failed on node %d:\n%s", index, error)
             else:
@@ -376,8 +386,15 @@ class RealTime:
         metrics = self.ledger.evaluated(round, replies)
         averaged = {}
         if self.mission.settings.fetch_average and self.mission.evaluate_fn is not None:
-            record = self.mission.evaluate_fn(round, self.fetch_average())
-            averaged = self.ledger.evaluated_average(round, record)
+            try:
+                arrays = self.fetch_average()
+            except RuntimeFault as error:
+                if last:
+                    raise
+                log(WARNING, "The average of all models is not evaluated: %s", error)
+            else:
+                record = self.mission.evaluate_fn(round, arrays)
+                averaged = self.ledger.evaluated_average(round, record)
         evaluation = Evaluation(
             virtual_time_s=self.elapsed,
             round=round,
@@ -388,14 +405,17 @@ class RealTime:
         self.ledger.evaluations.append(evaluation)
         log(INFO, "[%.0f s] round %d | %s", self.elapsed, round, describe(evaluation))
 
-    def _ask_all(self, seats: list[Seat], do: str, last: bool = False) -> dict[int, RecordDict]:
+    def _ask_all(
+        self, seats: list[Seat], do: str, what: str, release: bool = False
+    ) -> dict[int, RecordDict]:
         """Let nodes do something with their models; return what those say that can."""
         key = self.mission.options.configrecord_key
         seed = self.ledger.seeds.number(RUN, "evaluate", self.progress)
         replies: dict[int, RecordDict] = {}
 
-        def take(index: int, reply: Message) -> None:
-            replies[index] = reply.content
+        def take(seat: Seat, reply: Message) -> None:
+            content = replies[seat.index] = reply.content
+            seat.released = CONTROL in content and "released" in content[CONTROL]
 
         for seat in seats:
             content = RecordDict({key: ConfigRecord(dict(self.mission.evaluate_config))})
@@ -404,13 +424,13 @@ class RealTime:
                 MessageType.EVALUATE,
                 content,
                 do=do,
-                release=last,
+                release=release,
                 node=seat.index,
                 round=seat.round,
                 seed=(seed + seat.index) % 2**31,
             )
             allowed = self.mission.patience + _MARGIN
-            what, take_it = "its evaluation", partial(take, seat.index)
+            take_it = partial(take, seat)
             self.seats.call(seat, message, what, take_it, seconds=_MARGIN, allowed=allowed)
         self._settle(seats)
         return dict(sorted(replies.items()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -36,7 +37,8 @@ _AGAIN: Final = 20.0
 _ANSWER: Final = 15.0
 """Seconds within which a node that is there answers a question: Flower starts a process for it."""
 _LOST: Final = 60.0
-"""Seconds after which a question to a node without a seat counts as lost, and is asked again."""
+"""Seconds after which a question to a node without a seat is asked again; four times as many after
+each that follows, since all of them are answered where the node has only been busy."""
 _NOBODY: Final = 60.0
 """Seconds that all nodes may be away, as when the SuperLink could not be reached for a while."""
 
@@ -103,6 +105,8 @@ class Seat:
         The hash of its model after its last segment.
     released : bool
         Whether its sidecar knows that the run has ended.
+    renew_at : float
+        Seconds on the monotonic clock: when its lease is to be renewed.
     call : Call or None
         What it has not answered yet.
     """
@@ -114,6 +118,7 @@ class Seat:
     report: dict[str, float] = field(default_factory=dict)
     digest: str = ""
     released: bool = False
+    renew_at: float = math.inf
     call: Call | None = None
 
 
@@ -146,6 +151,7 @@ class Seats:
         self._questions: dict[str, _Question] = {}
         self._next_look = 0.0
         self._left_out: dict[int, float] = {}
+        self._unanswered: Counter[int] = Counter()
         self._alone_since: float | None = None
         self._closing = False
 
@@ -166,7 +172,12 @@ class Seats:
     @property
     def free(self) -> list[Seat]:
         """Those that are not away and have no call to answer."""
-        return [seat for seat in self.present if seat.call is None]
+        return [seat for seat in self.all if seat.node_id is not None and seat.call is None]
+
+    @property
+    def called(self) -> list[Seat]:
+        """Those that have a call to answer."""
+        return [seat for seat in self.all if seat.call is not None]
 
     def call(
         self,
@@ -240,15 +251,15 @@ class Seats:
                 time.sleep(next(waits))
 
     def hear_newcomers(self) -> None:
-        """Let those who have just been asked who they are say so."""
-        now = time.monotonic()
-        self._look_around(now)
+        """Let those who are asked for the first time who they are say so."""
+        self._look_around(time.monotonic())
         asked = {
-            message_id
+            message_id: question.since + _ANSWER
             for message_id, question in self._questions.items()
-            if question.doubted is None and question.since > now - _ANSWER
+            if question.doubted is None and self._unanswered[question.node_id] == 1
         }
-        while not self.wait(lambda: not asked.isdisjoint(self._questions), now + _ANSWER):
+        until = max(asked.values(), default=0.0)
+        while not self.wait(lambda: not self._questions.keys().isdisjoint(asked), until):
             continue
 
     def close(self) -> None:
@@ -323,7 +334,11 @@ class Seats:
         if self._closing or all(seat.node_id is not None for seat in self.all):
             return
         self._left_out = {node_id: end for node_id, end in self._left_out.items() if end > now}
-        asked = {each.node_id for each in self._questions.values() if each.since > now - _LOST}
+        asked = {
+            each.node_id
+            for each in self._questions.values()
+            if each.since > now - _LOST * 4 ** (self._unanswered[each.node_id] - 1)
+        }
         for node_id in self._meter.node_ids():
             if node_id not in asked | self._left_out.keys() and self._sitting(node_id) is None:
                 self._ask(node_id)
@@ -335,25 +350,31 @@ class Seats:
             self._leave_out(node_id, f"Flower node {node_id} is left out: {refusal}")
         else:
             self._questions[message_id] = _Question(node_id, time.monotonic(), doubted)
+            self._unanswered[node_id] += doubted is None
 
     def _take_answer(self, question: _Question, reply: Message) -> bool:
         """Learn who a node is; tell whether it has taken a seat again."""
         node_id = question.node_id
         # One answer is enough.
+        del self._unanswered[node_id]
         self._questions = {
             message_id: other
             for message_id, other in self._questions.items()
             if other.node_id != node_id
         }
+        sitting = self._sitting(node_id)
+        call = None if sitting is None else sitting.call
+        if sitting is not None and (call is None or call is not question.doubted):
+            return False
         try:
             facts = facts_in(reply)
         except ConfigurationError as error:
+            if sitting is not None:  # its call says what has become of it
+                return False
             return self._leave_out(node_id, f"Flower node {node_id} is left out: {error}")
         peer = facts.get("peer")
-        sitting = self._sitting(node_id)
-        if sitting is not None:
-            call = sitting.call
-            if call is None or call is not question.doubted or (peer or {}).get("training", False):
+        if sitting is not None and call is not None:
+            if (peer or {}).get("training", False):
                 return False
             self._lose(sitting, f"its SuperNode has started anew, and {call.what} is lost")
         seat = self.all[facts["node"]] if facts["node"] in range(len(self.all)) else None

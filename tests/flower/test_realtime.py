@@ -110,6 +110,7 @@ class Play:
 
     def release(self, node, msg, control):
         self.released[node] += 1
+        self.models.pop(node, None)
         return RecordDict({CONTROL: ConfigRecord({"released": True})})
 
     def fetch(self, node, msg, control):
@@ -411,9 +412,57 @@ def test_leases_are_kept_while_a_node_evaluates(hang, monkeypatch):
         return usual(node, msg, control)
 
     play.evaluate_own = evaluate_own
-    result = lead(play, evaluate_every=2, workers=5)
+    result = lead(play, evaluate_every=2, workers=5, segment=0.1)
     assert [entry.round for entry in result.run.evaluations] == [2, 4]
-    assert [order.until for order in play.orders[0]].count(2) > 1
+    assert None not in result.run.evaluations[-1].metrics["mean"].nodes
+    untils = [order.until for order in play.orders[0]]
+    assert untils.count(2) > 1
+    # With the last evaluation they are released, and left alone from then on.
+    assert untils.count(4) == 1
+    assert play.released == dict.fromkeys(range(NODES), 1)
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_back_in_the_end_is_trained_to_the_end_before_the_last_evaluation(hang):
+    play = Play(failures={(2, 1): "dies"})
+    play.models[1], play.rounds[1] = np.zeros(4, np.float32), 0
+    hang(play, answers=None, seconds=3.0)
+    usual = play.hello
+
+    def hello(node, msg, control):
+        if node == 2 and play.orders[2]:
+            time.sleep(1.5)  # all others have finished by then, but for one that is late
+        return usual(node, msg, control)
+
+    play.hello = hello
+    result = lead(play, rounds=2, evaluate_every=2, workers=5, segment=0.5)
+    assert [entry.round for entry in result.run.evaluations] == [2]
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [2.0] * NODES
+    assert play.released == dict.fromkeys(range(NODES), 1)
+
+
+@pytest.mark.slow
+def test_who_comes_back_after_the_last_evaluation_starts_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(seats, "_ANSWER", 0.1)
+    play = Play(failures={(2, 1): "dies"})
+    evaluated = threading.Event()
+
+    def hello(node, msg, control, usual=play.hello):
+        if node == 2 and play.orders[2]:
+            assert evaluated.wait(60.0)
+        return usual(node, msg, control)
+
+    def evaluate_own(node, msg, control, usual=play.evaluate_own):
+        content = usual(node, msg, control)
+        evaluated.set()
+        time.sleep(1.0 if node == 1 else 0.0)
+        return content
+
+    play.hello, play.evaluate_own = hello, evaluate_own
+    result = lead(play, rounds=2, evaluate_every=2, workers=5)
+    assert "Node 2 is back" in caplog.text
+    assert result.run.evaluations[-1].metrics["mean"].nodes == [2.0, 2.0, None, 2.0]
+    assert [order.until for order in play.orders[0]] == [2]
     assert play.released == dict.fromkeys(range(NODES), 1)
 
 

@@ -195,6 +195,33 @@ def test_a_question_that_is_lost_is_asked_again(world, monkeypatch):
     assert world.seats._questions == {}
 
 
+def test_a_node_that_does_not_answer_is_asked_less_and_less_often(world, monkeypatch):
+    monkeypatch.setattr(module, "_LOST", 0.02)
+    world.desk.fail(world.call(0, "its work"))
+    world.listen(1.0)  # at once, and 0.02, 0.08, 0.32, 1.28 s after that
+    assert 2 <= len(world.desk.asked(FIRST)) <= 4
+
+
+def test_who_does_not_answer_is_waited_for_only_once(world, monkeypatch):
+    monkeypatch.setattr(module, "_LOST", 0.0)
+    world.desk.fail(world.call(0, "its work"))
+    world.wait_for_question(FIRST)
+    world.listen(0.1)
+    assert len(world.desk.asked(FIRST)) > 1
+    monkeypatch.setattr(module, "_ANSWER", 10**6)
+    world.seats.hear_newcomers()
+
+
+def test_an_error_does_not_say_that_a_call_is_lost(world, caplog):
+    call = world.call(0, "its work", seconds=0.0)
+    world.desk.fail(world.wait_for_question(FIRST))
+    world.listen()
+    assert "Flower node 100" not in caplog.text
+    world.desk.answer(call)
+    world.listen()
+    assert world.taken == ["its work"]
+
+
 def test_a_node_that_comes_back_under_another_id_takes_its_seat(world):
     world.desk.online = [FIRST + 1, 300]
     world.desk.fail(world.call(0, "its work"))

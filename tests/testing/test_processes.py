@@ -10,11 +10,12 @@ from flwr_decentral.testing.processes import family, memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-GRANDCHILD = "import time; time.sleep(60)"
+GRANDCHILD = "import time; print(flush=True); time.sleep(60)"
 CHILD = f"""
 import subprocess, sys
 held = bytearray(40_000_000)
-child = subprocess.Popen([sys.executable, "-c", {GRANDCHILD!r}])
+child = subprocess.Popen([sys.executable, "-c", {GRANDCHILD!r}], stdout=subprocess.PIPE)
+child.stdout.readline()  # it has started
 print(child.pid, flush=True)
 child.wait()
 """
