@@ -16,6 +16,8 @@ READY := $(STAMP) $(VENV)/.kernels
 BENCHES := $(wildcard tests/bench/bench_*.py strategies/*/bench/bench_*.py)
 # More arguments for pytest, for example: make test ARGS="-x -k layout"
 ARGS ?=
+# How many calls of the compiled kernels `make harden` makes in each way.
+CALLS ?= 200000
 
 # One thread per process: what is timed and what is compared must not depend on the machine's cores.
 export OMP_NUM_THREADS := 1
@@ -94,7 +96,10 @@ bench: $(READY) ## measure: every tests/bench/bench_*.py, and the large replicat
 harden: ## make random calls of the compiled kernels under sanitizers (needs CMake 3.21 and a compiler)
 	@cd $(KERNELS) && for preset in address thread; do \
 	  cmake --preset $$preset >/dev/null && cmake --build --preset $$preset >/dev/null && \
-	  echo "== $$preset" && build/$$preset/fdk_fuzz 200000 || exit 1; done
+	  echo "== $$preset" && build/$$preset/fdk_fuzz $(CALLS) || exit 1; done
+	@command -v clang++ >/dev/null || { echo "== no libFuzzer, for there is no clang++"; exit; }; \
+	cd $(KERNELS) && cmake --preset fuzzer >/dev/null && cmake --build --preset fuzzer >/dev/null && \
+	echo "== libFuzzer" && build/fuzzer/fdk_fuzz -runs=$(CALLS) -max_len=64
 
 clean: ## remove caches and builds; .venv and results stay
 	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \

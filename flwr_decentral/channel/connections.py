@@ -209,7 +209,7 @@ class Connections:
         context = self._contexts.server if self._contexts else None
         try:
             async with asyncio.timeout(self._timing.handshake):
-                secure, certificate = await shake_hands(
+                stream, certificate = await shake_hands(
                     connection, context, server_side=True, linger=self._timing.linger
                 )
         except OSError as error:
@@ -219,7 +219,7 @@ class Connections:
             else:
                 self._node.refusals.note(source, explain(error))
             return
-        link = self._link(secure, calling=False)
+        link = self._link(stream, calling=False)
         self._greeting[link] = ticket
         ticket.evict = partial(link.refuse, Refusal(Reason.CROWD, "too many handshakes are open"))
         link.name = source
@@ -249,7 +249,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._timing.handshake):
                 connection = await connect(address)
-                secure, certificate = await shake_hands(
+                stream, certificate = await shake_hands(
                     connection, context, server_side=False, linger=self._timing.linger
                 )
         except OSError as error:
@@ -264,7 +264,7 @@ class Connections:
             else:
                 self._node.refusals.note(f"node {peer}", explain(error))
             return None
-        link = self._link(secure, calling=True)
+        link = self._link(stream, calling=True)
         self._greeting[link] = None
         link.name = f"node {peer}"
         self._greet(link, certificate, peer)
@@ -272,8 +272,7 @@ class Connections:
 
     # ------------------------------------------------------------------------------ greeting
 
-    def _link(self, connection: socket.socket, *, calling: bool) -> Link:
-        stream = Stream(connection)
+    def _link(self, stream: Stream, *, calling: bool) -> Link:
         self._streams.add(stream)
         stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return Link(

@@ -14,7 +14,8 @@ import operator
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,13 +36,19 @@ MOST_NUMBERS: Final = 5
 
 _LENGTH: Final = struct.Struct("<B")
 _WHO: Final = struct.Struct("<QIQ")
-_MESSAGE: Final = struct.Struct("<qI")
+_MESSAGE: Final = struct.Struct("<qIB")
+"""Step, length of the payload, length of the kind."""
 _SCALAR: Final = 4
 _NO_PAYLOAD: Final = 2**32 - 1
 MOST_PAYLOAD: Final = _SCALAR * (_NO_PAYLOAD - 1)
 """Bytes of the longest payload whose length can be written: nearly 16 GiB."""
-_NUMBERS: Final = {letter: struct.Struct(f"<{letter}") for letter in "bhiqd"}
-_INTEGERS: Final = {8: "b", 16: "h", 32: "i", 64: "q"}
+_NUMBERS: Final = {ord(letter): struct.Struct(f"<{letter}") for letter in "bhiqd"}
+_MOST_BITS: Final = 64
+_SHORTEST: Final = [
+    ord(next(letter for letter in "bhiq" if bits <= 8 * struct.calcsize(f"<{letter}")))
+    for bits in range(_MOST_BITS + 1)
+]
+"""By the bits of an integer, its sign among them: the letter that it fits in."""
 
 
 class Cursor:
@@ -66,19 +73,24 @@ class Cursor:
     def text(self, most: int) -> str:
         """Take a text of at most so many bytes."""
         (length,) = self.unpack(_LENGTH)
-        raw = self.take(length)
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            text = "\0"
-        if length > most or not text.isprintable():
-            raise Refusal(Reason.FRAME, f"{raw[:most]!r} is no text of at most {most} bytes")
-        return text
+        return _readable(self.take(length), most)
 
     def end(self) -> None:
         """Make sure that nothing is left."""
         if self._at != len(self._data):
             raise Refusal(Reason.FRAME, "the head of a frame is too long")
+
+
+@lru_cache(1024)  # names come again and again
+def _readable(raw: bytes, most: int) -> str:
+    """Read a text of at most so many bytes."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if len(raw) > most or not text.isprintable():
+        raise Refusal(Reason.FRAME, f"{raw[:most]!r} is no text of at most {most} bytes")
+    return text
 
 
 def _text(text: str, most: int) -> bytes | None:
@@ -180,8 +192,7 @@ class Hello:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageHead:
+class MessageHead(NamedTuple):
     """All of a message but its payload.
 
     Attributes
@@ -250,43 +261,57 @@ class MessageHead:
             If a name or a number cannot be written.
         """
         size = _NO_PAYLOAD if self.length is None else self.length
+        kind = _name(self.kind)
         try:
-            parts = [_MESSAGE.pack(self.step, size)]
+            start = _MESSAGE.pack(self.step, size, len(kind))
         except struct.error:
             raise AlgorithmError(f"step {self.step!r} is no integer of 64 bits") from None
         form = WIRES.index(self.wire) << 4
-        parts += [_name(self.kind), _LENGTH.pack(form | len(self.numbers))]
+        parts = [start, kind, _LENGTH.pack(form | len(self.numbers))]
         for key, value in self.numbers.items():
-            parts += [_name(key), _number(key, value)]
+            name = _name(key)
+            parts += [_LENGTH.pack(len(name)), name, _number(key, value)]
         return b"".join(parts)
 
     @classmethod
     def decode(cls, raw: bytes) -> MessageHead:
         """Read it."""
-        cursor = Cursor(raw)
-        step, size = cursor.unpack(_MESSAGE)
-        kind = cursor.text(MOST_KEY)
-        (both,) = cursor.unpack(_LENGTH)
-        form, count = both >> 4, both & 15
+        try:
+            step, size, length = _MESSAGE.unpack_from(raw)
+            at = _MESSAGE.size + length
+            kind = _readable(raw[_MESSAGE.size : at], MOST_KEY)
+            form, count = raw[at] >> 4, raw[at] & 15
+            at += 1
+            numbers: dict[str, int | float] = {}
+            for _ in range(count):
+                end = at + 1 + raw[at]
+                key = _readable(raw[at + 1 : end], MOST_KEY)
+                layout = _NUMBERS.get(raw[end])
+                if layout is None or key in numbers:
+                    raise Refusal(Reason.FRAME, f"number {key!r} of a message cannot be read")
+                (numbers[key],) = layout.unpack_from(raw, end + 1)
+                at = end + 1 + layout.size
+        except (struct.error, IndexError):
+            raise Refusal(Reason.FRAME, "the head of a frame is too short") from None
+        if at != len(raw):
+            raise Refusal(Reason.FRAME, "the head of a frame is too long")
         if form >= len(WIRES):
             raise Refusal(Reason.FRAME, f"no form of payloads has the number {form}")
-        numbers: dict[str, int | float] = {}
-        for _ in range(count):
-            key = cursor.text(MOST_KEY)
-            layout = _NUMBERS.get(cursor.take(1).decode("latin-1"))
-            if layout is None or key in numbers:
-                raise Refusal(Reason.FRAME, f"number {key!r} of a message cannot be read")
-            (numbers[key],) = cursor.unpack(layout)
-        cursor.end()
         if count > MOST_NUMBERS or not all(map(math.isfinite, numbers.values())):
             raise Refusal(Reason.FRAME, f"a message cannot have the header {numbers}")
-        length = None if size == _NO_PAYLOAD else size
-        return cls(kind=kind, step=step, numbers=numbers, length=length, wire=WIRES[form])
+        return cls(
+            kind=kind,
+            step=step,
+            numbers=numbers,
+            length=None if size == _NO_PAYLOAD else size,
+            wire=WIRES[form],
+        )
 
 
+@lru_cache(1024)
 def _name(name: str) -> bytes:
-    raw = _text(name, MOST_KEY)
-    if raw is None:
+    raw = name.encode(errors="replace")
+    if len(raw) > MOST_KEY or not name.isprintable():
         raise AlgorithmError(
             f"{name!r} cannot name a message or a number: it is not printable, or longer than "
             f"{MOST_KEY} bytes"
@@ -301,10 +326,10 @@ def _number(key: str, value: object) -> bytes:
         pass
     else:
         bits = (whole if whole >= 0 else ~whole).bit_length() + 1
-        letter = next((letter for most, letter in _INTEGERS.items() if bits <= most), None)
-        if letter is not None:
-            return letter.encode() + _NUMBERS[letter].pack(whole)
-        raise AlgorithmError(f"{key}={value} of a message does not fit into 64 bits")
+        if bits > _MOST_BITS:
+            raise AlgorithmError(f"{key}={value} of a message does not fit into 64 bits")
+        letter = _SHORTEST[bits]
+        return _LENGTH.pack(letter) + _NUMBERS[letter].pack(whole)
     if isinstance(value, float | np.floating) and math.isfinite(value):
-        return b"d" + _NUMBERS["d"].pack(value)
+        return b"d" + _NUMBERS[ord("d")].pack(value)
     raise AlgorithmError(f"{key}={value!r} of a message is no finite number")

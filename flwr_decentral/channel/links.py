@@ -185,9 +185,10 @@ class Link:
         """Send pieces of messages."""
         parts: list[Bytes] = []
         for piece in pieces:
-            parcel, body = piece.parcel, piece.parcel.body[piece.start : piece.stop]
-            first = piece.start == 0
-            parts += self._writer.first(parcel.head, body) if first else self._writer.more(body)
+            if piece.start:
+                parts += self._writer.more(piece.body)
+            else:
+                parts += self._writer.first(piece.parcel.head, piece.body)
         self._write(parts)
 
     def leave(self, *, abandon: bool) -> None:

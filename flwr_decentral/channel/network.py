@@ -37,9 +37,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 _TURN: Final = 4 << 20
 """Bytes that are sent before the event loop looks at what has arrived."""
 
-_SMALL: Final = 1 << 14
-_BATCH: Final = 16
-"""Pieces that are small go on their way together, at most so many: each call costs as much."""
+_BATCH: Final = 1 << 18
+"""Bytes that go to a link together, or few more: each call costs as much."""
 
 
 @dataclass
@@ -333,12 +332,15 @@ class Network:
         self._scheduled = False
         now, sent = _now(), 0
         batches: defaultdict[int, list[Piece]] = defaultdict(list)
+        sizes: Counter[int] = Counter()
         while sent < _TURN and (piece := self._uplink.next(now)) is not None:
-            sent += piece.size
-            batch = batches[piece.to]
-            batch.append(piece)
-            if len(batch) >= _BATCH or piece.size >= _SMALL:
-                self._send(piece.to, batches.pop(piece.to))
+            peer, size = piece.to, piece.size
+            sent += size
+            batches[peer].append(piece)
+            sizes[peer] += size
+            if sizes[peer] >= _BATCH:
+                self._send(peer, batches.pop(peer))
+                del sizes[peer]
         for peer, batch in batches.items():
             self._send(peer, batch)
         if sent >= _TURN:

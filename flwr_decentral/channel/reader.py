@@ -54,16 +54,14 @@ class _Prefix(NamedTuple):
 class _Incoming:
     """A message that is being received, and the memory that it goes to."""
 
+    __slots__ = ("data", "filled", "head", "memory", "missing")
+
     def __init__(self, head: MessageHead) -> None:
         self.head = head
-        self.filled = 0
         # Aligned for what it is read as: numpy aligns all its memory to 16 bytes or more.
         self.data = np.empty(head.nbytes, np.uint8)
-        self.memory = memoryview(self.data.data)
-
-    @property
-    def missing(self) -> int:
-        return len(self.memory) - self.filled
+        self.memory = self.data.data
+        self.filled, self.missing = 0, len(self.memory)
 
     def message(self) -> Message:
         head, payload = self.head, None
@@ -141,7 +139,9 @@ class FrameReader:
                 self._fill()
                 if self._left:
                     return
-            yield from self._finish()
+            item = self._finish()
+            if item is not None:
+                yield item
 
     def _open(self) -> bool:
         """Look at the first bytes of a stream, and complain at the first that is wrong."""
@@ -238,25 +238,26 @@ class FrameReader:
             part = incoming.memory[incoming.filled : incoming.filled + nbytes]
             self._check = zlib.crc32(part, self._check)
         incoming.filled += nbytes
+        incoming.missing -= nbytes
         self._left -= nbytes
 
-    def _finish(self) -> Iterator[Item]:
-        """Make something of a frame that has come whole."""
+    def _finish(self) -> Item | None:
+        """Make something of a frame that has come whole; None if the message goes on."""
         prefix, self._prefix = self._prefix, None
         assert prefix is not None
-        if prefix.kind in WITH_BODY:
-            assert self._incoming is not None
-            if self._checked and prefix.body:
-                self._verify(prefix.check)
-            if not self._incoming.missing:
-                incoming, self._incoming = self._incoming, None
-                try:
-                    message = incoming.message()
-                except MemoryError:
-                    raise _no_memory(incoming.head) from None
-                yield message
-            return
-        yield self._item(prefix.kind, self._head)
+        if prefix.kind not in WITH_BODY:
+            return self._item(prefix.kind, self._head)
+        incoming = self._incoming
+        assert incoming is not None
+        if self._checked and prefix.body:
+            self._verify(prefix.check)
+        if incoming.missing:
+            return None
+        self._incoming = None
+        try:
+            return incoming.message()
+        except MemoryError:
+            raise _no_memory(incoming.head) from None
 
     def _item(self, kind: Type, raw: bytes) -> Item:
         cursor = Cursor(raw)

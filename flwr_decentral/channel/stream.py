@@ -3,10 +3,11 @@
 asyncio's own TLS transport is not used, for three reasons that matter here. It drops the alert of a
 handshake that it refuses, so that the other end never learns why; it takes whatever is written and
 hides how much of it is still here, where the uplink must know; and it copies every byte three times
-on its way. A socket with TLS of its own does none of this, and needs little more code.
+on its way.
 
-Nothing is written ahead: :meth:`Stream.write` hands bytes to the kernel until it takes no more, and
-:attr:`Stream.pending` says what is left.
+Hardly anything is written ahead: :meth:`Stream.write` hands bytes to the kernel until it takes no
+more, and :attr:`Stream.pending` says what is left; of that no more than :data:`GULP` is encrypted
+already.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
+from .frames import Bytes
 from .refusals import Reason
+from .seal import Seal
 from .sockets import ready
 from .tls import explain
 
-Bytes: TypeAlias = bytes | memoryview
+GULP: Final = 1 << 18
+"""Bytes that are offered to the kernel, or asked of it, at once."""
 
 _FAIR_SHARE: Final = 1 << 20
 """Bytes that one stream takes in before the event loop turns to the others."""
@@ -34,10 +39,17 @@ _SMALL: Final = 1 << 14
 _ALERT: Final = bytes.fromhex("15030300020246")
 """Fatal, protocol version. OpenSSL has nothing to say to bytes that are no TLS at all."""
 
-_GULP: Final = 1 << 16
-"""Bytes that are offered to the kernel at once: it is known how much it took when it took all."""
-
 _BLOCKED: Final = (BlockingIOError, InterruptedError)
+
+
+class _Scratch(threading.local):
+    """Memory for what is encrypted, on its way to a seal; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(GULP))
+
+
+_SCRATCH: Final = _Scratch()
 
 
 class User(Protocol):
@@ -65,8 +77,8 @@ async def shake_hands(
     *,
     server_side: bool,
     linger: float,
-) -> tuple[socket.socket, bytes]:
-    """Make a connected socket a TLS one.
+) -> tuple[Stream, bytes]:
+    """Make a stream of a connected socket.
 
     Parameters
     ----------
@@ -81,7 +93,7 @@ async def shake_hands(
 
     Returns
     -------
-    socket, bytes
+    Stream, bytes
         What to speak on, and the other end's certificate in DER form; empty in plaintext.
 
     Raises
@@ -92,34 +104,18 @@ async def shake_hands(
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
-        return connection, b""
+        return Stream(connection), b""
+    seal = Seal(context, server_side=server_side)
     try:
-        # Of one that has been reset already, wrap_socket would leave a descriptor open.
-        if not _is_connected(connection):
-            raise ConnectionResetError("the other end has closed the connection")
-        secure = context.wrap_socket(
-            connection, server_side=server_side, do_handshake_on_connect=False
-        )
-    except OSError:
-        connection.close()
-        raise
-    try:
-        while True:
-            try:
-                secure.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await ready(secure, reading=True)
-            except ssl.SSLWantWriteError:
-                await ready(secure, reading=False)
-        certificate = secure.getpeercert(binary_form=True)
-        assert certificate is not None
-        return secure, certificate
+        while not seal.shake_hands():
+            await _send(connection, seal.take())
+            await _feed(connection, seal)
+        await _send(connection, seal.take())
+        return Stream(connection, seal), seal.certificate()
     except ssl.SSLError as error:
-        # The alert is on its way; closing at once, with bytes unread, could destroy it.
-        stream = Stream(socket.socket(fileno=secure.detach()))
-        if explain(error).reason is Reason.NOT_TLS:
-            stream.write([_ALERT])
+        # Closing at once, with bytes unread, could destroy the alert that is on its way.
+        stream = Stream(connection)
+        stream.write([seal.take() or (_ALERT if explain(error).reason is Reason.NOT_TLS else b"")])
         stream.finish(linger)
         try:
             await asyncio.shield(stream.over)
@@ -127,16 +123,32 @@ async def shake_hands(
             stream.abort()
         raise
     except BaseException:
-        secure.close()
+        connection.close()
         raise
 
 
-def _is_connected(connection: socket.socket) -> bool:
-    try:
-        connection.getpeername()
-    except OSError:
-        return False
-    return True
+async def _send(connection: socket.socket, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[connection.send(rest) :]
+        except _BLOCKED:
+            await ready(connection, reading=False)
+
+
+async def _feed(connection: socket.socket, seal: Seal) -> None:
+    """Wait for the other end to say something more."""
+    memory = _SCRATCH.memory[:_SMALL]
+    while True:
+        try:
+            nbytes = connection.recv_into(memory)
+        except _BLOCKED:
+            await ready(connection, reading=True)
+            continue
+        if not nbytes:
+            raise ConnectionResetError("the other end has closed the connection")
+        seal.feed(memory[:nbytes])
+        return
 
 
 class Stream:
@@ -145,7 +157,9 @@ class Stream:
     Parameters
     ----------
     connection : socket.socket
-        Non-blocking, plain or TLS.
+        Non-blocking.
+    seal : Seal, optional
+        What encrypts and decrypts; nothing does by default.
 
     Attributes
     ----------
@@ -157,17 +171,16 @@ class Stream:
         Done when the connection is no more.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, seal: Seal | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = connection
+        self._seal = seal
         self._descriptor = connection.fileno()
         self._user: User | None = None
         self._out: deque[Bytes] = deque()
+        self._ready: Bytes = b""  # what goes to the kernel next
         self._behind = False
-        self._watching = False
         self._finishing = False
-        # TLS may have to read before it can go on writing, and the other way around.
-        self._write_waits = self._read_waits = False
         self._deadline: asyncio.TimerHandle | None = None
         self.pending = 0
         self.written = 0
@@ -177,14 +190,17 @@ class Stream:
         """Begin to read, and tell ``user`` of everything."""
         self._user = user
         self._loop.add_reader(self._descriptor, self._readable)
+        if self._seal is not None:  # what came with the handshake wakes no reader
+            self._loop.call_soon(self._readable)
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write; what the kernel does not take now is kept, and written when it does."""
         if self.over.done() or self._finishing:
             return
         for part in parts:
-            self._out.append(part)
-            self.pending += len(part)
+            if part:
+                self._out.append(part)
+                self.pending += len(part)
         if not self._behind:
             self._flush()
 
@@ -216,6 +232,7 @@ class Stream:
         self._loop.remove_reader(self._descriptor)
         self._loop.remove_writer(self._descriptor)
         self._out.clear()
+        self._ready = b""
         self.pending = 0
         self._socket.close()
 
@@ -225,13 +242,8 @@ class Stream:
         while more and not self.over.done() and taken < _FAIR_SHARE:
             nbytes, more = self._receive()
             taken += nbytes
-        # What TLS has decrypted already wakes no reader.
-        secure = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
-        if more and secure is not None and not self.over.done() and secure.pending():
-            self._loop.call_soon(self._readable)
-        if self._write_waits:
-            self._write_waits = False
-            self._flush()
+        if more and self._seal is not None and not self.over.done():
+            self._loop.call_soon(self._readable)  # what has been fed to it wakes no reader
         if taken and self._user is not None:
             self._user.settled()
 
@@ -239,67 +251,94 @@ class Stream:
         """Fill the buffer with what is there; tell how much that was, and whether it is full."""
         buffer = memoryview(bytearray(_SMALL)) if self._user is None else self._user.buffer()
         filled, ended, error = 0, False, None
-        # TLS gives no more than a record at a time, and there is much to do after each advance.
-        while filled < len(buffer):
-            try:
-                nbytes = self._socket.recv_into(buffer[filled:])
-            except (*_BLOCKED, ssl.SSLWantReadError):
-                break
-            except ssl.SSLWantWriteError:
-                self._read_waits = True
-                self._watch()
-                break
-            except OSError as problem:
-                ended, error = True, problem
-                break
-            if not nbytes:
-                ended = True
-                break
-            filled += nbytes
-        full = filled == len(buffer)
+        try:
+            if self._seal is None:
+                filled = self._socket.recv_into(buffer)
+                ended = not filled
+            else:
+                filled, ended = self._decrypt(self._seal, buffer)
+                error = self._seal.error
+        except _BLOCKED:
+            pass
+        except OSError as problem:
+            ended, error = True, problem
         if filled and self._user is not None:
             self._user.arrived(filled)
         if ended:
             self._lose(error)
-        return filled, full
+        return filled, filled == len(buffer)
+
+    def _decrypt(self, seal: Seal, buffer: memoryview) -> tuple[int, bool]:
+        """Fill the buffer; tell how much that was, and whether no more will come."""
+        filled, drained, memory = seal.read(buffer), False, _SCRATCH.memory
+        while filled < len(buffer) and not seal.ended and not drained:
+            try:
+                nbytes = self._socket.recv_into(memory)
+            except _BLOCKED:
+                break
+            except OSError as error:
+                seal.ended, seal.error = True, error
+                break
+            if not nbytes:
+                seal.ended = True
+                break
+            drained = nbytes < len(memory)
+            seal.feed(memory[:nbytes])
+            filled += seal.read(buffer[filled:])
+        if seal.pending:  # TLS has an answer of its own, be it an alert
+            self._flush()
+        return filled, seal.ended
 
     def _flush(self) -> None:
-        while self._out:
-            part = self._next()
-            try:
-                nbytes = self._socket.send(memoryview(part)[:_GULP])
-            except (*_BLOCKED, ssl.SSLWantWriteError):
+        """Hand to the kernel what it takes."""
+        try:
+            while self._prepare():
+                nbytes = self._socket.send(self._ready)
+                self._ready = memoryview(self._ready)[nbytes:]
+                self.pending -= nbytes
+                self.written += nbytes
+        except _BLOCKED:
+            if not self._behind:
                 self._behind = True
-                self._watch()
-                return
-            except ssl.SSLWantReadError:
-                self._behind = self._write_waits = True
-                return
-            except OSError as error:
-                # Not from within write(): its caller is in the middle of something.
-                self._loop.call_soon(self._lose, error)
-                self._out.clear()
-                return
-            self.pending -= nbytes
-            self.written += nbytes
-            if nbytes == len(part):
-                self._out.popleft()
-            else:
-                self._out[0] = memoryview(part)[nbytes:]
-        if self._watching:
-            self._watching = False
-            self._loop.remove_writer(self._descriptor)
-        if self._read_waits:
-            self._read_waits = False
-            self._loop.call_soon(self._readable)
+                self._loop.add_writer(self._descriptor, self._flush)
+            return
+        except OSError as error:
+            # Not from within write(): its caller is in the middle of something.
+            self._loop.call_soon(self._lose, error)
+            self._out.clear()
+            self._ready = b""
+            return
         if self._behind:
             self._behind = False
+            self._loop.remove_writer(self._descriptor)
             if self._user is not None:
                 self._user.drained()
         if self._finishing:
             with contextlib.suppress(OSError):
-                # Not SSLSocket.shutdown, which would go on in plaintext.
-                socket.socket.shutdown(self._socket, socket.SHUT_WR)
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _prepare(self) -> bool:
+        """Make something ready for the kernel, unless there is; False if nothing is left."""
+        if self._ready:
+            return True
+        out, seal = self._out, self._seal
+        if seal is None:
+            if out:
+                self._ready = self._next()
+                out.popleft()
+            return bool(self._ready)
+        while out and seal.pending < GULP:
+            part = self._next()
+            nbytes = min(len(part), GULP - seal.pending)
+            seal.write(memoryview(part)[:nbytes])
+            self.pending -= nbytes
+            if nbytes == len(part):
+                out.popleft()
+            else:
+                out[0] = memoryview(part)[nbytes:]
+        self._ready = seal.take()
+        self.pending += len(self._ready)
+        return bool(self._ready)
 
     def _next(self) -> Bytes:
         """Join small parts: each one that is sent is a TLS record of its own."""
@@ -312,11 +351,6 @@ class Stream:
                 parts.append(out.popleft())
             out.appendleft(b"".join(parts))
         return out[0]
-
-    def _watch(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self._loop.add_writer(self._descriptor, self._flush)
 
     def _lose(self, error: OSError | None) -> None:
         if self.over.done():

@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -101,11 +101,10 @@ class Written:
         return memoryview(encode(self.payload, self._wire).data)
 
 
-@dataclass
 class Parcel:
     """A message in the queue.
 
-    Attributes
+    Parameters
     ----------
     number : int
         Its place in the queue.
@@ -113,37 +112,35 @@ class Parcel:
         What it is.
     head : bytes
         What its first frame says.
-    sent : int
-        How many of them have been handed to the link.
     payload : Written
         Its payload, which messages to several neighbors share.
+
+    Attributes
+    ----------
+    length : int
+        Bytes of the payload.
+    size : int
+        Bytes of head and payload.
+    sent : int
+        How many bytes of the payload have been handed to the link.
+    begun : bool
+        Whether any of it has been.
     """
 
-    number: int
-    message: Message
-    head: bytes
-    payload: Written
-    sent: int = 0
-    begun: bool = False
+    __slots__ = ("begun", "head", "length", "message", "number", "payload", "sent", "size")
 
-    @property
-    def length(self) -> int:
-        """Bytes of the payload."""
-        return self.payload.nbytes
-
-    @property
-    def body(self) -> memoryview:
-        """The bytes of the payload."""
-        return self.payload.data
-
-    @property
-    def size(self) -> int:
-        """Bytes of head and payload."""
-        return len(self.head) + self.length
+    def __init__(self, number: int, message: Message, head: bytes, payload: Written) -> None:
+        self.number = number
+        self.message = message
+        self.head = head
+        self.payload = payload
+        self.length = payload.nbytes
+        self.size = len(head) + self.length
+        self.sent = 0
+        self.begun = False
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What goes on a link next: a part of a parcel, from ``start`` to ``stop``."""
 
     to: int
@@ -160,6 +157,11 @@ class Piece:
     def is_last(self) -> bool:
         """Whether the message is complete with it."""
         return self.stop == self.parcel.length
+
+    @property
+    def body(self) -> memoryview:
+        """The bytes of this part."""
+        return self.parcel.payload.data[self.start : self.stop]
 
 
 @dataclass
@@ -282,6 +284,8 @@ class Uplink:
         return True
 
     def _write(self, message: Message) -> Written:
+        if message.wire == "float32":  # which is there already
+            return Written(message.payload, message.wire)
         key = id(message.payload), message.wire
         written = self._written.get(key)
         if written is None:
@@ -323,14 +327,13 @@ class Uplink:
         """Take the next piece; None if no link has room, or the cap does not allow one now."""
         if now < self.free_at:
             return None
-        ready = [
-            (lane.waiting[0].number, to) for to, lane in self._lanes.items() if lane.has_room()
-        ]
-        if not ready:
+        first = None
+        for peer, each in self._lanes.items():
+            if each.has_room() and (first is None or each.waiting[0].number < first):
+                to, lane, first = peer, each, each.waiting[0].number
+        if first is None:
             self._late = 0  # idle time is not saved up
             return None
-        _, to = min(ready)
-        lane = self._lanes[to]
         parcel = lane.waiting[0]
         if not parcel.begun:
             lane.begin(parcel, now)

@@ -12,6 +12,7 @@ memory once) at the end of a run, and the machine's load before and after.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -158,6 +159,7 @@ def make_server(options: argparse.Namespace, nodes: int, rows: list[Row]) -> Ser
                 costs: dict[str, list[Cost]] = {way: [] for way in ways}
                 for _ in range(options.repeats):
                     for way, work in ways.items():
+                        gc.collect()  # of a run that has ended
                         costs[way].append(work())
                 rows.extend(summarize(nodes, size, costs))
 

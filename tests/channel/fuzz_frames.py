@@ -494,6 +494,8 @@ def fuzz(
 
     The input is written to the folder ``failures``, if one is given.
     """
+    for names in (heads._readable, heads._name):  # what was read before takes another way
+        names.cache_clear()
     dice, tally, seen = random.Random(seed), Tally(), coverage()
     corpora = {checked: seeds(checked=checked) for checked in (True, False)}
     mutators = {checked: Mutator(dice, checked=checked) for checked in (True, False)}

@@ -201,9 +201,7 @@ def test_a_shorter_form_is_written_once_for_all_neighbors_and_not_before_it_is_s
         assert link.put(peer, Message(kind="m", step=1, payload=payload, wire="int8"))
     assert not written
     pieces = take(link)
-    assert [bytes(piece.parcel.body) for piece in pieces] == [
-        codecs.encode(payload, "int8").tobytes()
-    ] * 3
+    assert [bytes(piece.body) for piece in pieces] == [codecs.encode(payload, "int8").tobytes()] * 3
     assert written == ["int8"]
 
 

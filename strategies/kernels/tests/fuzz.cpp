@@ -1,14 +1,18 @@
 // Random calls of the C interface, compared with loops over single coordinates.
 //
-// Every call is made of a few bytes: by libFuzzer where clang is the compiler, else by this file,
-// which keeps inputs that lead the library along new ways, and changes them. Some of them ask for what is refused; then nothing may have been written. Buffers are of
-// exactly the length that is due, so that the address sanitizer sees whatever goes beyond them.
+// Every call is made of a few bytes, which libFuzzer chooses, or this file itself: it keeps inputs that
+// lead the library along new ways, and changes them. Some of them ask for what is refused; then
+// nothing may have been written. Buffers are of exactly the length that is due, so that the address
+// sanitizer sees whatever goes beyond them.
 //
 //     cmake --preset address && cmake --build --preset address
 //     build/address/fdk_fuzz 1000000
 //
 // prints how many calls were made of each function, and stops at the first that goes wrong. A second
-// argument is the seed.
+// argument is the seed. With clang and its runtime library there is libFuzzer, too:
+//
+//     cmake --preset fuzzer && cmake --build --preset fuzzer
+//     build/fuzzer/fdk_fuzz -runs=1000000 -max_len=64
 
 #include <stdint.h>
 #include <stdio.h>
