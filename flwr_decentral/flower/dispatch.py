@@ -27,7 +27,7 @@ from flwr_decentral.sim.trainer import Outcome, Task
 
 from .control import CONTROL, Job, reported_error
 from .grid import GridMeter
-from .roster import Roster, collect, hello
+from .roster import NOBODY, Roster, collect, hello
 
 _POLL: Final = 0.002
 _IN_FLIGHT: Final = 64
@@ -36,8 +36,6 @@ MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
 _BALLAST: Final = 1 << 24
 """Bytes that make a message take a moment, even where it fails."""
-NOBODY: Final = 30.0
-"""Seconds for which only dead processes may answer before the run fails."""
 
 
 @dataclass

@@ -30,8 +30,9 @@ from flwr_decentral.core import RuntimeFault, Vector, to_seconds
 from flwr_decentral.localsocket import Frame, FrameBuffer, Listener, encode_frame
 from flwr_decentral.sim.trainer import Outcome, Task
 
-from .dispatch import NOBODY, Dispatcher
+from .dispatch import Dispatcher
 from .records import decode
+from .roster import NOBODY
 
 _MOST_HOSTS: Final = 32
 """Flower never runs more messages at once."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from logging import WARNING
 from typing import Any, Final
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from flwr_decentral.core import ConfigurationError, RuntimeFault
@@ -27,6 +29,12 @@ from .mod import host_identity
 
 _ROLL: Final = 256
 """How many nodes are asked at once: Flower scans all stored messages for each node."""
+
+NOBODY: Final = 30.0
+"""Seconds for which only dead processes may answer before the run fails."""
+
+_DEAD: Final = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED)
+"""Errors that are no exception of the ClientApp."""
 
 _MOD_MISSING: Final = (
     "write @app.train(mods=[decentral_mod]) and @app.evaluate(mods=[decentral_mod]), with "
@@ -217,17 +225,45 @@ def _ask(
 ) -> dict[int, dict[str, Any]]:
     """Ask nodes who they are."""
     facts: dict[int, dict[str, Any]] = {}
-    messages = [
-        hello(node_id, MessageType.TRAIN, sockets=sockets, room=room) for node_id in node_ids
-    ]
-    for reply in collect(grid, messages, deadline):
+    ask = partial(hello, message_type=MessageType.TRAIN, sockets=sockets, room=room)
+    for reply in _answers(grid, node_ids, ask, deadline):
         facts[reply.metadata.src_node_id] = facts_in(reply)
     return facts
 
 
+def _answers(
+    grid: GridMeter, node_ids: Sequence[int], ask: Callable[[int], Message], deadline: float
+) -> Iterator[Message]:
+    """Ask nodes, and yield what they answer; ask again those whose client process has died.
+
+    Asking has begun nothing there, so nothing is lost by a death: another process answers. A dead
+    one that stays in Flower's pool takes some of the questions each time.
+    """
+    left, waits = list(node_ids), pauses()
+    heard = time.monotonic()
+    while left:
+        dead: dict[int, str] = {}
+        for reply in collect(grid, map(ask, left), deadline):
+            if reply.has_error() and reply.error.code in _DEAD:
+                dead[reply.metadata.src_node_id] = str(reply.error.reason)
+                continue
+            heard = time.monotonic()
+            yield reply
+        left = list(dead)
+        if dead and time.monotonic() > min(heard + NOBODY, deadline):
+            raise RuntimeFault(
+                f"no client process is left that says who Flower node {left[0]} is: "
+                f"{dead[left[0]]}; they may run out of memory: use fewer clients at once"
+            )
+        if dead:
+            log(WARNING, "Asking %d nodes again, whose client process died.", len(dead))
+            time.sleep(next(waits))
+
+
 def _evaluates(grid: GridMeter, node_id: int, deadline: float) -> bool:
     """Find out whether clients evaluate; refuse an evaluate function without the mod."""
-    (reply,) = collect(grid, [hello(node_id, MessageType.EVALUATE)], deadline)
+    ask = partial(hello, message_type=MessageType.EVALUATE)
+    (reply,) = _answers(grid, [node_id], ask, deadline)
     if reply.has_error():
         if "No evaluate function registered" in str(reply.error.reason):
             log(WARNING, "The ClientApp has no evaluate function: nodes are not evaluated.")

@@ -5,9 +5,11 @@ import sys
 
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from flwr_decentral.core import ConfigurationError, RuntimeFault
 from flwr_decentral.flower import decentral_mod, mod
+from flwr_decentral.flower import roster as module
 from flwr_decentral.flower.grid import GridMeter
 from flwr_decentral.flower.roster import call_roll
 
@@ -104,6 +106,37 @@ def test_nodes_that_never_register_are_counted():
 def test_nodes_that_do_not_answer_are_named():
     with pytest.raises(RuntimeFault, match=r"1 Flower nodes did not answer in time, among them 10"):
         roll(FakeGrid(train=silent), patience=0.1)
+
+
+class Dying:
+    """Fail what comes first, as a message does whose client process dies."""
+
+    def __init__(self, times: int, code: int) -> None:
+        self.times, self.code = times, code
+
+    def __call__(self, grid: FakeGrid, message: Message) -> Message:
+        self.times -= 1
+        if self.times < 0:
+            return with_mod(grid, message)
+        return Message(Error(code=self.code, reason="the actor died"), reply_to=message)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_CRASHED])
+@pytest.mark.parametrize("question", ["train", "evaluate"])
+def test_a_process_that_dies_when_it_is_asked_is_replaced_by_another(question, code):
+    grid = FakeGrid(**{question: Dying(4, code)})
+    roster = roll(grid)
+    assert roster.node_ids == (12, 10, 11)
+    assert roster.evaluates
+    asked = [node_id for kind, node_id in grid.asked if kind == question]
+    assert len(asked) == 4 + (3 if question == "train" else 1)  # and nobody twice without need
+
+
+def test_if_only_dead_processes_answer_the_run_ends(monkeypatch):
+    monkeypatch.setattr(module, "NOBODY", 0.1)
+    grid = FakeGrid(train=Dying(10**9, ErrorCode.UNKNOWN))
+    with pytest.raises(RuntimeFault, match="left that says who Flower node 1[0-2] is: the actor died"):
+        roll(grid)
 
 
 def test_a_grid_that_takes_no_message_ends_the_run():
