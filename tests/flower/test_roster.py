@@ -135,7 +135,9 @@ def test_a_process_that_dies_when_it_is_asked_is_replaced_by_another(question, c
 def test_if_only_dead_processes_answer_the_run_ends(monkeypatch):
     monkeypatch.setattr(module, "NOBODY", 0.1)
     grid = FakeGrid(train=Dying(10**9, ErrorCode.UNKNOWN))
-    with pytest.raises(RuntimeFault, match="left that says who Flower node 1[0-2] is: the actor died"):
+    with pytest.raises(
+        RuntimeFault, match="left that says who Flower node 1[0-2] is: the actor died"
+    ):
         roll(grid)
 
 
