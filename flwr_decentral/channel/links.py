@@ -255,15 +255,15 @@ class Link:
     # ------------------------------------------------------------------------------ frames
 
     def _take(self, item: Item) -> None:
-        if isinstance(item, Refused):
+        if isinstance(item, Message) and self.up:  # nearly always
+            self._consumed += 1
+            self._desk.received(self, item)
+        elif isinstance(item, Refused):
             self.end("refused", Refusal(f"peer:{item.reason}", f"it says: {item.detail}"))
         elif isinstance(item, Hello):
             self._meet(item)
         elif not self.up:
             raise Refusal(Reason.FRAME, f"a {type(item).__name__} came before a HELLO")
-        elif isinstance(item, Message):
-            self._consumed += 1
-            self._desk.received(self, item)
         elif isinstance(item, Abandoned):
             self._consumed += 1
             self._desk.abandoned(self, item.nbytes)

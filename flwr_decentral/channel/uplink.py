@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -89,15 +88,25 @@ class Written:
         The form.
     """
 
+    __slots__ = ("__weakref__", "_data", "_wire", "nbytes", "payload")
+
     def __init__(self, payload: Vector | None, wire: Wire) -> None:
         self.payload, self._wire = payload, wire
         self.nbytes = 0 if payload is None else wire_bytes(len(payload), wire)
+        self._data: memoryview | None = None
 
-    @cached_property
+    @property
     def data(self) -> memoryview:
         """The bytes. Not before they are asked for: what waits may be dropped."""
+        if self._data is None:
+            self._data = self._write()
+        return self._data
+
+    def _write(self) -> memoryview:
         if self.payload is None or not self.nbytes:
             return memoryview(b"")
+        if self._wire == "float32":  # checked already, and mostly there already
+            return self.payload.astype("<f4", copy=False).view(np.uint8).data
         return memoryview(encode(self.payload, self._wire).data)
 
 
@@ -177,7 +186,7 @@ class _Lane:
     bases: dict[int, int] = field(default_factory=dict)
 
     def has_room(self) -> bool:
-        return self.writable and bool(self.waiting) and not self._is_full()
+        return bool(self.waiting) and self.writable and not self._is_full()
 
     def _is_full(self) -> bool:
         parcel = self.waiting[0]

@@ -35,6 +35,8 @@ def check_vectors(*vectors: Vector) -> int:
     """
     for vector in vectors:
         _check_vector(vector)
+    if len(vectors) == 1:
+        return len(vectors[0])
     _check_types(*vectors)
     lengths = {len(vector) for vector in vectors}
     if len(lengths) > 1:
