@@ -99,7 +99,7 @@ harden: ## make random calls of the compiled kernels under sanitizers (needs CMa
 	  echo "== $$preset" && build/$$preset/fdk_fuzz $(CALLS) || exit 1; done
 	@command -v clang++ >/dev/null || { echo "== no libFuzzer, for there is no clang++"; exit; }; \
 	cd $(KERNELS) && cmake --preset fuzzer >/dev/null && cmake --build --preset fuzzer >/dev/null && \
-	echo "== libFuzzer" && build/fuzzer/fdk_fuzz -runs=$(CALLS) -max_len=64
+	echo "== libFuzzer" && build/fuzzer/fdk_fuzz -runs=$(CALLS) -max_len=64 -len_control=0
 
 clean: ## remove caches and builds; .venv and results stay
 	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \

@@ -12,7 +12,7 @@
 // argument is the seed. With clang and its runtime library there is libFuzzer, too:
 //
 //     cmake --preset fuzzer && cmake --build --preset fuzzer
-//     build/fuzzer/fdk_fuzz -runs=1000000 -max_len=64
+//     build/fuzzer/fdk_fuzz -runs=1000000 -max_len=64 -len_control=0
 
 #include <stdint.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ struct Choices {
     return *bytes++;
   }
   uint32_t below(uint32_t end) { return (byte() << 8 | byte()) % end; }
-  bool rarely() { return byte() < 6; }
+  bool rarely() { return byte() >= 250; }  // nor where no bytes are left
 };
 
 // Memory of exactly `size` bytes, which begins so many bytes after the start of a cache line.
@@ -132,13 +132,13 @@ struct Call {
     do isa = (int32_t)random.below(4);
     while (isa && !(usable >> isa & 1));
     // Threads take far longer to start than such a call takes.
-    threads = choose.byte() < 2 ? 2 + (int32_t)random.below(3) : 1;
+    threads = choose.byte() >= 254 ? 2 + (int32_t)random.below(3) : 1;
     granularity = 1u << choose.below(choose.rarely() ? 11 : 6);
     fragments = 1 + choose.below(choose.rarely() ? 100 : 12);
     const int64_t group = (int64_t)granularity * fragments;
     const int64_t edges[] = {0, 1, granularity, group - 1, group, group + 1, 3 * group + 1};
-    size = choose.below(3) ? choose.below(600) : edges[choose.below(7)];
-    if (size > 20000) size %= 20000;
+    size = choose.below(3) ? choose.below(400) : edges[choose.below(7)];
+    if (size > 4000) size %= 4000;
     if (threads > 1) size += 9000;
     if ((int64_t)fragments > size) fragments = size ? (uint32_t)size : 1;
     key = random.next();
