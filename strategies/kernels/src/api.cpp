@@ -26,7 +26,7 @@ enum { GRAIN = 4096 };  // coordinates that are never split among threads; a mul
 
 const int64_t LONGEST = INT64_MAX / 16;
 
-int32_t usable() {
+int32_t look_for_isas() {
 #ifdef FDK_X86_UNITS
   __builtin_cpu_init();
   // All that -march lets the compiler use; not every compiler has names for the last ones.
@@ -45,6 +45,12 @@ int32_t usable() {
 #else
   return 1 << 1;
 #endif
+}
+
+// Looked for once: a virtual machine leaves to its host for each cpuid, which takes microseconds.
+int32_t usable() {
+  static const int32_t isas = look_for_isas();
+  return isas;
 }
 
 // The unit of an instruction set, or of the best one; null if it cannot be used.
