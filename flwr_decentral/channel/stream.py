@@ -248,46 +248,48 @@ class Stream:
             self._user.settled()
 
     def _receive(self) -> tuple[int, bool]:
-        """Fill the buffer with what is there; tell how much that was, and whether it is full."""
+        """Fill the buffer with what is there; tell how much came, and whether there may be more."""
         buffer = memoryview(bytearray(_SMALL)) if self._user is None else self._user.buffer()
-        filled, ended, error = 0, False, None
+        seal, came, error = self._seal, 0, None
         try:
-            if self._seal is None:
-                filled = self._socket.recv_into(buffer)
-                ended = not filled
+            if seal is not None:
+                came, filled = self._decrypt(seal, buffer)
+                ended, error = seal.ended, seal.error
+                more = filled == len(buffer) or came == GULP
             else:
-                filled, ended = self._decrypt(self._seal, buffer)
-                error = self._seal.error
+                came = filled = self._socket.recv_into(buffer)
+                ended, more = not came, came == len(buffer)
         except _BLOCKED:
-            pass
+            return 0, False
         except OSError as problem:
-            ended, error = True, problem
+            filled, ended, error, more = 0, True, problem, False
         if filled and self._user is not None:
             self._user.arrived(filled)
         if ended:
             self._lose(error)
-        return filled, filled == len(buffer)
+        return max(came, filled), more
 
-    def _decrypt(self, seal: Seal, buffer: memoryview) -> tuple[int, bool]:
-        """Fill the buffer; tell how much that was, and whether no more will come."""
-        filled, drained, memory = seal.read(buffer), False, _SCRATCH.memory
-        while filled < len(buffer) and not seal.ended and not drained:
+    def _decrypt(self, seal: Seal, buffer: memoryview) -> tuple[int, int]:
+        """Fill the buffer; tell how many bytes came, and how many are in it."""
+        came, filled = 0, seal.read(buffer)
+        if filled < len(buffer) and not seal.ended:
+            memory = _SCRATCH.memory
             try:
-                nbytes = self._socket.recv_into(memory)
+                came = self._socket.recv_into(memory)
+                seal.ended = not came
             except _BLOCKED:
-                break
+                pass
             except OSError as error:
                 seal.ended, seal.error = True, error
-                break
-            if not nbytes:
-                seal.ended = True
-                break
-            drained = nbytes < len(memory)
-            seal.feed(memory[:nbytes])
-            filled += seal.read(buffer[filled:])
+            if came:
+                seal.feed(memory[:came])
+                filled += seal.read(buffer[filled:])
         if seal.pending:  # TLS has an answer of its own, be it an alert
             self._flush()
-        return filled, seal.ended
+            if seal.pending > _SMALL:  # as to who asks for new keys, and does not read
+                text = "the other end makes TLS answer, and does not take the answers"
+                seal.ended, seal.error = True, ConnectionAbortedError(text)
+        return came, filled
 
     def _flush(self) -> None:
         """Hand to the kernel what it takes."""

@@ -291,3 +291,62 @@ def test_a_stream_that_has_much_takes_turns_with_others(passports):
         a.abort(), b.abort()
 
     run(work())
+
+
+class Chatty(Seal):
+    """A peer of it asks for new keys all the time: nothing can be read, and each is answered."""
+
+    answer = b""
+
+    def read(self, buffer: memoryview) -> int:
+        self.write(self.answer)
+        return 0
+
+
+def chatty(stream: Stream, answer: bytes) -> None:
+    """Let the peer of a stream be such a one from now on."""
+    stream._seal.__class__ = Chatty
+    stream._seal.answer = answer
+
+
+def test_what_is_answered_and_not_taken_ends_the_stream_before_it_piles_up(passports):
+    async def work():
+        a, b = await sealed(passports)
+        chatty(a, bytes(1000))
+        notes = Notes()
+        a.start(notes)
+        sent = 0
+        while not a.over.done():  # and b reads nothing
+            sent += b._socket.send(bytes(1000)) if sent < 8 << 20 else 0
+            assert a.pending < 1 << 20
+            await asyncio.sleep(0)
+        (_, error), *_ = [each for each in notes.told if each[0] == "lost"]
+        assert isinstance(error, ConnectionAbortedError)
+        b.abort()
+
+    run(work())
+
+
+class Flooded(socket.socket):
+    """A socket at which something new is always there."""
+
+    came = 0
+
+    def recv_into(self, buffer, nbytes: int = 0, flags: int = 0) -> int:
+        self.came += len(buffer)
+        if self.came > 64 << 20:
+            raise BlockingIOError
+        return len(buffer)
+
+
+def test_who_sends_what_cannot_be_read_holds_up_nobody(passports):
+    async def work():
+        a, b = await sealed(passports)
+        chatty(a, b"")
+        a._socket = flooded = Flooded(fileno=a._socket.detach())
+        a.start(Notes())
+        await asyncio.sleep(0)
+        assert 0 < flooded.came < 4 << 20
+        a.abort(), b.abort()
+
+    run(work())
