@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
+
 #include "codecs.h"
 #include "threads.h"
 #include "unit.h"
@@ -49,7 +51,9 @@ int32_t look_for_isas() {
 
 // Looked for once: a virtual machine leaves to its host for each cpuid, which takes microseconds.
 int32_t usable() {
-  static const int32_t isas = look_for_isas();
+  static std::atomic<int32_t> found{0};
+  int32_t isas = found.load(std::memory_order_relaxed);
+  if (!isas) found.store(isas = look_for_isas(), std::memory_order_relaxed);
   return isas;
 }
 
