@@ -93,13 +93,8 @@ bench: $(READY) ## measure: every tests/bench/bench_*.py, and the large replicat
 	@for script in $(BENCHES); do \
 	  echo "== $$script"; "$(BIN)/python" "$$script" || exit 1; done
 
-harden: ## make random calls of the compiled kernels under sanitizers (needs CMake 3.21 and a compiler)
-	@cd $(KERNELS) && for preset in address thread; do \
-	  cmake --preset $$preset >/dev/null && cmake --build --preset $$preset >/dev/null && \
-	  echo "== $$preset" && build/$$preset/fdk_fuzz $(CALLS) || exit 1; done
-	@command -v clang++ >/dev/null || { echo "== no libFuzzer, for there is no clang++"; exit; }; \
-	cd $(KERNELS) && cmake --preset fuzzer >/dev/null && cmake --build --preset fuzzer >/dev/null && \
-	echo "== libFuzzer" && build/fuzzer/fdk_fuzz -runs=$(CALLS) -max_len=64 -len_control=0
+harden: $(READY) ## test the compiled kernels under sanitizers (needs CMake 3.21 and g++)
+	@$(KERNELS)/tests/harden.sh "$(CURDIR)/$(BIN)/python" $(CALLS)
 
 clean: ## remove caches and builds; .venv and results stay
 	@rm -rf .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \

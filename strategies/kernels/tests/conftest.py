@@ -3,6 +3,15 @@ from pathlib import Path
 
 import pytest
 
+from flwr_decentral_kernels import library
+
+LIBRARY = os.environ.get("FLWR_DECENTRAL_TEST_LIBRARY")
+"""Names a library that is to be tested instead of the installed one."""
+
+if LIBRARY:
+    _resource = library.resource
+    library.resource = lambda name: Path(LIBRARY) if name == library.LIBRARY else _resource(name)
+
 READY = "FLWR_DECENTRAL_TEST_MOCK"
 """Names a mock driver that is built already, with other kernels perhaps."""
 
