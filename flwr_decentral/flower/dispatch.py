@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -31,7 +31,7 @@ from .roster import NOBODY, Roster, collect, hello
 
 _POLL: Final = 0.002
 _IN_FLIGHT: Final = 64
-"""How many evaluate messages are out at once: Flower scans all stored messages for each node."""
+"""How many messages are out at once: for each node Flower looks at all that it has stored."""
 MAX_LOST: Final = 3
 """How many times a task may be lost with its process before the run fails."""
 _BALLAST: Final = 1 << 24
@@ -318,16 +318,25 @@ class MessageDispatcher(Dispatcher):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._tasks: dict[int, Task] = {}
+        self._queue: OrderedDict[int, Task] = OrderedDict()
         self._ids: dict[str, int] = {}
         self._ended: dict[int, Outcome] = {}
 
     def dispatch(self, task: Task, model: Vector) -> None:
         """Start a task; ``model`` is copied."""
         self.arena.input(task.node)[:] = model
-        self._tasks[task.node] = task
-        self._push(task)
+        self._tasks[task.node] = self._queue[task.node] = task
+        self._fill()
+
+    def _fill(self) -> None:
+        """Send what there is room for."""
+        while self._queue and len(self._ids) < _IN_FLIGHT:
+            _, task = self._queue.popitem(last=False)
+            self._push(task)
 
     def _await(self, node: int) -> None:
+        if node in self._queue:
+            self._queue.move_to_end(node, last=False)
         begin = time.monotonic()
         while not self._has_ended(node):
             if time.monotonic() > begin + self.patience:
@@ -354,6 +363,7 @@ class MessageDispatcher(Dispatcher):
     def close(self) -> None:
         """End: whatever is still in flight ends by itself, and its reply is dropped."""
         self._tasks.clear()
+        self._queue.clear()
         self._ids.clear()
 
     def _push(self, task: Task) -> None:
@@ -367,13 +377,15 @@ class MessageDispatcher(Dispatcher):
         self._ids[self.meter.push(message)] = task.node
 
     def _has_ended(self, node: int) -> bool:
-        # Only the awaited reply: asking for all of them costs Flower a scan of each.
-        ids = [message_id for message_id, other in self._ids.items() if other == node]
+        # Only the awaited reply, unless others wait for room: each that is asked for costs a look.
+        everybody = bool(self._queue)
+        ids = [message_id for message_id, other in self._ids.items() if everybody or other == node]
         if swallowed := self._take(ids):
             swallowed += self._take(self._ids)  # where one has been, others may be
             self._sift({*self._ids.values(), *(task.node for task in swallowed)})
             for task in swallowed:
                 self._push(task)
+        self._fill()
         return node in self._ended
 
     def _take(self, ids: Iterable[str]) -> list[Task]:

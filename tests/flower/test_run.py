@@ -80,6 +80,44 @@ def test_both_dispatchers_do_the_same_run(runs):
     assert packed.result.train_metrics_clientapp == message.result.train_metrics_clientapp
 
 
+class OutstandingGrid(CountingGrid):
+    """Know how many tasks are out; those who are asked who they are come first."""
+
+    def __init__(self, grid) -> None:
+        super().__init__(grid)
+        self.out: set[str] = set()
+        self.most = 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        if (
+            self.messages["pushed", "train"] > NODES
+            and messages[0].metadata.message_type == "train"
+        ):
+            self.out |= set(ids)
+            self.most = max(self.most, len(self.out))
+        return ids
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        self.out -= {reply.metadata.reply_to_message_id for reply in replies}
+        return replies
+
+
+def test_few_messages_are_out_at_once_and_the_run_is_the_same(tmp_path, monkeypatch, runs):
+    monkeypatch.setattr("flwr_decentral.flower.dispatch._IN_FLIGHT", 2)
+    grids = []
+
+    def wrap(grid):
+        grids.append(OutstandingGrid(grid))
+        return grids[-1]
+
+    few = observe(tmp_path, dispatch="message", wrap=wrap)
+    assert grids[-1].most == 2
+    assert few.result.run.digest == runs["message"].result.run.digest
+
+
 def test_both_write_the_same_transcript(runs):
     texts = {
         (run.folder / f"{run.result.run.name}.transcript").read_text() for run in runs.values()

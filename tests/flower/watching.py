@@ -178,14 +178,13 @@ def observe(folder: Path, **changes) -> Observed:
         NODES,
         ROUNDS,
         initial=MODEL,
-        wrap=seen.wrap,
         results_dir=folder,
         start={
             "train_config": ConfigRecord({"learning-rate": 0.5, "server-round": -1}),
             "evaluate_config": ConfigRecord({"batches": 7}),
             "evaluate_fn": seen.average,
         },
-        **{**WHAT, **changes},
+        **{**WHAT, "wrap": seen.wrap, **changes},
     )
     seen.open_after = open_things()
     seen.threads_after = threading.active_count() - threads
