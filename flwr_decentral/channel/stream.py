@@ -180,7 +180,7 @@ class Stream:
         self._out: deque[Bytes] = deque()
         self._ready: Bytes = b""  # what goes to the kernel next
         self._behind = False
-        self._finishing = False
+        self._finishing = self._goes_on = False
         self._deadline: asyncio.TimerHandle | None = None
         self.pending = 0
         self.written = 0
@@ -191,7 +191,7 @@ class Stream:
         self._user = user
         self._loop.add_reader(self._descriptor, self._readable)
         if self._seal is not None:  # what came with the handshake wakes no reader
-            self._loop.call_soon(self._readable)
+            self._go_on()
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Write; what the kernel does not take now is kept, and written when it does."""
@@ -237,13 +237,23 @@ class Stream:
         self._socket.close()
 
     def _readable(self) -> None:
+        """Take in what is there, unless that is to come anyway: each stream has its turn once."""
+        if not self._goes_on:
+            self._take_in()
+
+    def _go_on(self) -> None:
+        self._goes_on = True
+        self._loop.call_soon(self._take_in)
+
+    def _take_in(self) -> None:
         """Take in what is there, but not so much that others have to wait long."""
+        self._goes_on = False
         taken, more = 0, True
         while more and not self.over.done() and taken < _FAIR_SHARE:
             nbytes, more = self._receive()
             taken += nbytes
         if more and self._seal is not None and not self.over.done():
-            self._loop.call_soon(self._readable)  # what has been fed to it wakes no reader
+            self._go_on()  # what has been fed to it wakes no reader
         if taken and self._user is not None:
             self._user.settled()
 

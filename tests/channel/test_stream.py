@@ -339,14 +339,39 @@ class Flooded(socket.socket):
         return len(buffer)
 
 
+def flooded(stream: Stream) -> Flooded:
+    """Let something new be always there at the socket of a stream."""
+    stream._socket = Flooded(fileno=stream._socket.detach())
+    return stream._socket
+
+
 def test_who_sends_what_cannot_be_read_holds_up_nobody(passports):
     async def work():
         a, b = await sealed(passports)
         chatty(a, b"")
-        a._socket = flooded = Flooded(fileno=a._socket.detach())
+        flood = flooded(a)
         a.start(Notes())
         await asyncio.sleep(0)
-        assert 0 < flooded.came < 4 << 20
+        assert 0 < flood.came < 4 << 20
+        a.abort(), b.abort()
+
+    run(work())
+
+
+def test_who_never_ceases_to_send_gets_one_share_in_each_turn(passports):
+    async def work():
+        a, b = await sealed(passports)
+        chatty(a, b"")
+        flood = flooded(a)
+        b._socket.send(b"!")  # so that the socket is readable in every turn
+        a.start(Notes())
+        shares = []
+        for _ in range(12):
+            before = flood.came
+            await asyncio.sleep(0)
+            shares.append(flood.came - before)
+        assert shares[-1] > 0
+        assert max(shares) < 2 << 20
         a.abort(), b.abort()
 
     run(work())

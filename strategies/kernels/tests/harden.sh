@@ -17,7 +17,7 @@ for preset in address thread; do
   build $preset
   echo "== $preset: random calls"
   build/$preset/fdk_fuzz "$calls"
-  # What the library is linked with has to be there before the interpreter, which is not.
+  # The interpreter is not linked with the runtimes of the sanitizers, so they are loaded before it.
   runtimes="libtsan.so libstdc++.so"
   test $preset = thread || runtimes="libasan.so libubsan.so libstdc++.so"
   preload=$(for name in $runtimes; do "${CXX:-c++}" -print-file-name="$name"; done)
